@@ -1,0 +1,20 @@
+"""STQuant: drop-in optimizers for torch whose states are packed into few bits."""
+
+from stquant.codecs.catalog import formats
+from stquant.errors import BackendError, CheckpointError, FormatError, StquantError
+from stquant.optim.adamw import Adam, AdamW
+from stquant.policy.policies import Fixed, Policy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adam",
+    "AdamW",
+    "BackendError",
+    "CheckpointError",
+    "Fixed",
+    "FormatError",
+    "Policy",
+    "StquantError",
+    "formats",
+]

@@ -1,0 +1,5 @@
+"""`python -m stquant` is the command line."""
+
+from stquant.cli.main import main
+
+main()

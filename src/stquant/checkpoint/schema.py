@@ -1,0 +1,150 @@
+"""Names, versions and checks of what a state dict holds.
+
+A presented state consists of tensors, numbers and dicts only, and its shapes do not depend on the
+bit-width: codes are one uint8 per element in the parameter's shape, residuals one int16. A fresh
+optimizer that starts at other widths can therefore receive any file, whoever loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stquant.codecs import catalog
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Family, Format, Octaves
+from stquant.errors import CheckpointError, FormatError
+from stquant.policy import policies
+from stquant.policy.policies import Policy
+
+GROUP_KEY = "stquant"
+"""The one key of a parameter group that is ours: a JSON string, see `GroupConfig`."""
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """What a parameter group says beyond torch's hyperparameters.
+
+    Attributes:
+        policy: Chooses the formats of the group's states.
+        master_bits: Bits of the residual of bf16 parameters, "auto", or None.
+        seed: Seed of stochastic rounding.
+    """
+
+    policy: Policy
+    master_bits: int | str | None
+    seed: int
+
+    def dump(self) -> str:
+        """Return the JSON string that stands in the group."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "policy": self.policy.to_dict(),
+                "master_bits": self.master_bits,
+                "seed": self.seed,
+            }
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def read_group(text: str) -> GroupConfig:
+    """Return the configuration that a group's JSON string holds.
+
+    Raises:
+        CheckpointError: It is not ours, or of a later version.
+    """
+    try:
+        data = json.loads(text)
+        if data["version"] > VERSION:
+            raise CheckpointError(
+                f"the file has schema version {data['version']}, this version reads up to {VERSION}; update stquant"
+            )
+        return GroupConfig(policies.from_dict(data["policy"]), data["master_bits"], data["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"group key {GROUP_KEY!r} cannot be read ({error}): {text!r}") from error
+
+
+class Reader:
+    """Takes checked parts out of one parameter's presented state; errors name the parameter."""
+
+    def __init__(self, name: str, shape: torch.Size) -> None:
+        self.name = name
+        self.shape = shape
+
+    def fail(self, problem: str) -> CheckpointError:
+        """Return the error to raise; `problem` says what was found and what is expected."""
+        return CheckpointError(f"parameter {self.name!r}: {problem}; nothing was loaded")
+
+    def tensor(self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...]) -> Tensor:
+        """Return `value` if it is a tensor of this dtype (None: any floating dtype) and shape."""
+        if not isinstance(value, Tensor):
+            raise self.fail(f"{where} is {type(value).__name__}, expected a tensor")
+        if tuple(value.shape) != shape:
+            raise self.fail(f"{where} has shape {tuple(value.shape)}, expected {shape}")
+        if value.dtype is not dtype and not (dtype is None and value.is_floating_point()):
+            raise self.fail(f"{where} has dtype {value.dtype}, expected {dtype or 'a floating dtype'}")
+        return value
+
+    def part(self, where: str, state: Mapping[str, Any], key: str) -> Any:
+        """Return one entry of a presented state."""
+        if key not in state:
+            raise self.fail(f"{where} lacks {key!r}")
+        return state[key]
+
+    def number(self, where: str, value: Any, low: int, high: int) -> int:
+        """Return an integer within bounds; a one-element tensor counts as its value."""
+        plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if isinstance(plain, bool) or not isinstance(plain, int | float) or plain != int(plain):
+            raise self.fail(f"{where} is {plain!r}, expected an integer")
+        if not low <= plain <= high:
+            raise self.fail(f"{where} is {plain}, expected {low} to {high}")
+        return int(plain)
+
+    def format(self, where: str, state: Mapping[str, Any], signed: bool) -> Format:
+        """Return the format that a presented state names."""
+        number = self.number(f"{where}.format", self.part(where, state, "format"), 0, 1 << 30)
+        block = self.number(f"{where}.block", self.part(where, state, "block"), 0, 1 << 30)
+        try:
+            format = catalog.from_number(number, block)
+        except FormatError as error:
+            raise self.fail(f"{where}: {error}") from error
+        if not format.packed or format.signed != signed:
+            raise self.fail(f"{where} has format {format.name!r}, which does not fit this state")
+        return format
+
+    def octaves(self, where: str, state: Mapping[str, Any], format: Format) -> Octaves:
+        """Return the placement of a LOG state's levels."""
+        lo = self.number(f"{where}.lo", self.part(where, state, "lo"), -64, 64)
+        step = self.number(f"{where}.log2_step", self.part(where, state, "log2_step"), -20, 1)
+        return Octaves(lo, step)
+
+    def codes(self, where: str, state: Mapping[str, Any], format: Format) -> Tensor:
+        """Return plain codes, every one of which the format produces."""
+        codes = self.tensor(f"{where}.codes", self.part(where, state, "codes"), torch.uint8, tuple(self.shape))
+        if codes.numel():
+            top = int(codes.max())
+            if top >= 2**format.bits:
+                raise self.fail(f"{where}.codes holds {top}, {format.name!r} has {2**format.bits} codes")
+            if format.family is Family.MULAW and bool((codes == 2 ** (format.bits - 1)).any()):
+                raise self.fail(f"{where}.codes holds a negative zero, which {format.name!r} never writes")
+        return codes
+
+    def scales(self, where: str, state: Mapping[str, Any], format: Format, grid: Grid) -> Tensor:
+        """Return scales of the right sign, all finite."""
+        scales = self.tensor(f"{where}.scales", self.part(where, state, "scales"), torch.float32, grid.scale_shape)
+        if not bool(scales.isfinite().all()):
+            raise self.fail(f"{where}.scales holds non-finite values")
+        if format.family is not Family.DYNAMIC and bool((scales < 0).any()):
+            raise self.fail(f"{where}.scales holds negative values")
+        return scales

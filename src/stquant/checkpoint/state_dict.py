@@ -1,0 +1,154 @@
+"""Live states to plain tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stquant.checkpoint.schema import GROUP_KEY, Reader
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Format
+from stquant.policy.policies import Choice
+from stquant.storage.master import PackedResidual
+from stquant.storage.packed import PackedState
+
+
+def present(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a snapshot of one parameter's live state, as tensors, numbers and dicts.
+
+    The keys are those of the live state; nothing shares memory with it.
+    """
+    return {name: _present(value) for name, value in state.items()}
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, PackedState):
+        return {
+            "codes": value.unpack(),
+            "scales": value.scales.reshape(value.grid.scale_shape).clone(),
+            "format": value.format.number,
+            "block": value.format.block,
+            "lo": value.octaves.lo,
+            "log2_step": value.octaves.log2_step,
+        }
+    if isinstance(value, PackedResidual):
+        return {"values": value.unpack(), "bits": value.bits, "block": value.grid.block}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def absorb(
+    name: str,
+    param: Tensor,
+    presented: Mapping[str, Any],
+    states: Mapping[str, bool],
+    choices: Mapping[str, Choice] | None,
+) -> dict[str, Any]:
+    """Build a parameter's live state from a presented one, or from that of a plain optimizer.
+
+    Args:
+        name: The parameter's name, for errors.
+        param: The parameter; gives shape, dtype and device.
+        presented: What `present` returned, or the state of a torch optimizer.
+        states: Names of the states expected, and whether they are signed.
+        choices: Formats for states that come as plain tensors; None keeps those as they are.
+
+    Returns:
+        A new state that shares no memory with `presented`.
+
+    Raises:
+        CheckpointError: A part is missing, malformed or does not fit; names the parameter.
+    """
+    reader = Reader(name, param.shape)
+    live: dict[str, Any] = {
+        "step": torch.tensor(
+            float(reader.number("step", reader.part("state", presented, "step"), 0, 1 << 53)), dtype=torch.float32
+        )
+    }
+    if "noise_id" in presented:
+        live["noise_id"] = reader.number("noise_id", presented["noise_id"], 0, 1 << 61)
+    for state, signed in states.items():
+        value = reader.part("state", presented, state)
+        choice = None if choices is None else choices.get(state)
+        live[state] = _absorb_state(reader, state, value, signed, param, choice)
+    if "residual" in presented:
+        live["residual"] = _absorb_residual(reader, presented["residual"], param)
+    grids = {value.grid for value in live.values() if isinstance(value, PackedState | PackedResidual)}
+    if len(grids) > 1:
+        raise reader.fail(f"states are cut into blocks of {sorted(grid.block for grid in grids)}, expected one size")
+    unknown = presented.keys() - live.keys()
+    if unknown:
+        raise reader.fail(f"holds {', '.join(sorted(unknown))}, which this optimizer does not have")
+    return live
+
+
+def _absorb_state(
+    reader: Reader, where: str, value: Any, signed: bool, param: Tensor, choice: Choice | None
+) -> Tensor | PackedState:
+    if isinstance(value, Mapping):
+        format = reader.format(where, value, signed)
+        grid = Grid.of(param.shape, format.block)
+        octaves = reader.octaves(where, value, format)
+        codes = reader.codes(where, value, format).to(param.device)
+        scales = reader.scales(where, value, format, grid).to(param.device)
+        return PackedState.pack(format, grid, octaves, codes, scales)
+    plain = reader.tensor(where, value, None, tuple(param.shape)).to(param.device)
+    if choice is not None and choice.format.packed:
+        return _encode(reader, where, plain, choice.format)
+    live = plain_state(param)
+    return live.copy_(plain)
+
+
+def _encode(reader: Reader, where: str, plain: Tensor, format: Format) -> PackedState:
+    if not bool(plain.isfinite().all()):
+        raise reader.fail(f"{where} holds non-finite values, which {format.name!r} cannot store")
+    return PackedState.encoded(format, plain, format.block)
+
+
+def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidual:
+    if not isinstance(value, Mapping):
+        raise reader.fail(f"residual is {type(value).__name__}, expected a dict")
+    bits = reader.number("residual.bits", reader.part("residual", value, "bits"), 1, 16)
+    block = reader.number("residual.block", reader.part("residual", value, "block"), 32, 1 << 30)
+    if param.dtype is not torch.bfloat16:
+        raise reader.fail(
+            f"the file holds a {bits}-bit residual of a bfloat16 parameter, the parameter is {param.dtype}; "
+            "load the file into bfloat16 parameters"
+        )
+    values = reader.tensor("residual.values", reader.part("residual", value, "values"), torch.int16, tuple(param.shape))
+    if values.numel() and bool((values & ((1 << (16 - bits)) - 1)).any()):
+        raise reader.fail(f"residual.values are not multiples of {1 << (16 - bits)}, as {bits} bits need")
+    return PackedResidual.pack(bits, Grid.of(param.shape, block), values.to(param.device))
+
+
+def plain_state(param: Tensor) -> Tensor:
+    """Return a state of zeros that is not packed: fp64 for fp64 parameters, fp32 for all others."""
+    dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def export_all(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return groups and live states as a plain torch optimizer would save them, states in fp32."""
+    exported: dict[str, Any] = {"state": {}, "param_groups": []}
+    index = 0
+    for group in groups:
+        plain = {key: value for key, value in group.items() if key not in ("params", GROUP_KEY)}
+        plain["params"] = list(range(index, index + len(group["params"])))
+        exported["param_groups"].append(plain)
+        for param in group["params"]:
+            if param in states:
+                exported["state"][index] = _export(states[param])
+            index += 1
+    return exported
+
+
+def _export(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    exported = {}
+    for name, value in state.items():
+        if isinstance(value, PackedState):
+            exported[name] = value.decode()
+        elif isinstance(value, Tensor):
+            exported[name] = value.clone()
+    return exported

@@ -1,0 +1,44 @@
+"""What the commands share: where they print, and how a wrong input ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+out = Console()
+err = Console(stderr=True)
+
+
+def bars() -> Progress:
+    """Return live progress bars on the error stream; nothing is drawn if that is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        disable=not err.is_terminal,
+    )
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON, whole and uncoloured."""
+    typer.echo(json.dumps(data, indent=2))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn a wrong input into one line and exit status 2."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        err.print(f"stquant: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error

@@ -1,0 +1,17 @@
+"""`stquant`: the table of commands."""
+
+from __future__ import annotations
+
+import typer
+
+from stquant.cli import demo, formats, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Optimizers whose states take few bits.")
+app.command("train")(train.train)
+app.command("demo")(demo.demo)
+app.command("formats")(formats.formats)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,89 @@
+"""With which optimizers a workload is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stquant import AdamW, Fixed
+from stquant.errors import FormatError
+from stquant.jobs.workloads import Workload
+
+MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]], Workload], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A named way to make an optimizer for a workload."""
+
+    name: str
+    make: MakeOptimizer
+
+
+def _torch_adamw(params: Any, workload: Workload) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=workload.lr, betas=workload.betas, weight_decay=workload.weight_decay)
+
+
+def _torch_nadam(params: Any, workload: Workload) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(
+        params,
+        lr=workload.lr,
+        betas=workload.betas,
+        weight_decay=workload.weight_decay,
+        decoupled_weight_decay=True,
+    )
+
+
+def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") -> Contender:
+    """Return the contender that a command line names.
+
+    Args:
+        text: "torch" (fp32 AdamW of torch), "nadam" (fp32 NAdam of torch), "fp32" (ours,
+            unpacked), a width such as "4", or formats or widths of `exp_avg` and `exp_avg_sq`
+            such as "2+1" or "dynamic2+log1".
+        seed: Seed of stochastic rounding.
+        master_bits: Bits of the residual of bf16 parameters.
+
+    Raises:
+        FormatError: `text` is none of these.
+    """
+    if text == "torch":
+        return Contender("torch AdamW, fp32", _torch_adamw)
+    if text == "nadam":
+        return Contender("torch NAdam, fp32", _torch_nadam)
+    policy = _policy(text)
+
+    def make(params: Any, workload: Workload) -> torch.optim.Optimizer:
+        return AdamW(
+            params,
+            lr=workload.lr,
+            betas=workload.betas,
+            weight_decay=workload.weight_decay,
+            policy=policy,
+            master_bits=master_bits,
+            seed=seed,
+        )
+
+    return Contender(f"STQuant {text}", make)
+
+
+def _policy(text: str) -> Fixed:
+    parts: list[str | int] = [int(part) if part.isdigit() else part for part in text.split("+")]
+    if parts == ["fp32"]:
+        return Fixed(bits=32)
+    if len(parts) == 1 and isinstance(parts[0], int):
+        return Fixed(bits=parts[0])
+    if len(parts) != 2:
+        raise FormatError(
+            f"policy {text!r} is unknown; use torch, nadam, fp32, a width such as 4, "
+            "or formats of exp_avg and exp_avg_sq such as 2+1 or dynamic2+log1"
+        )
+    return Fixed(exp_avg=parts[0], exp_avg_sq=parts[1])
+
+
+DEMO = ("torch", "nadam", "2+1", "4")
+"""The rows of the demo: the yardstick, its control, and two of ours."""

@@ -1,0 +1,83 @@
+"""The factors of an AdamW step that depend on its number, in double precision on the host.
+
+With b1 and b2 the decay rates and t the parameter's step,
+
+    bc1 = 1 - b1**t        bc2 = 1 - b2**t        c_t = sum over k >= 1 of b1**k / (1 - b1**(t + k))
+
+c_t is what an error in the momentum would still have moved the weight by, in units of
+lr * error / denominator; see docs/numerics.md, "Prepay".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from dataclasses import dataclass
+
+from stquant.kernels.ops import AdamRule
+
+_SETTLED = 2.0**-30
+"""b1**t below this changes no fp32 result, nor does a longer table."""
+
+
+def to_fp32(value: float) -> float:
+    """Round a double to the nearest fp32 value."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def prepay_factor(beta: float, step: int) -> float:
+    """Return c_t of a momentum with decay rate `beta` at `step`; 0 for beta 0."""
+    table = _prepay_table(beta)
+    return table[min(step, len(table) - 1)]
+
+
+@functools.lru_cache(maxsize=8)
+def _prepay_table(beta: float) -> tuple[float, ...]:
+    """c_t for t = 0, 1, ... until it has settled, from c_t = b / (1 - b**(t+1)) + b * c_(t+1)."""
+    if beta == 0.0:
+        return (0.0,)
+    last = math.ceil(math.log(_SETTLED) / math.log(beta))
+    factors = [beta / (1.0 - beta)]
+    for step in range(last - 1, -1, -1):
+        factors.append(beta / (1.0 - beta ** (step + 1)) + beta * factors[-1])
+    return tuple(reversed(factors))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamConstants:
+    """Folded constants of one parameter's step; the square root of bc2 moves out of the division.
+
+    With root = sqrt(bc2) the update  lr * (m/bc1 + c_t * e) / (sqrt(v/bc2) + eps)  becomes
+    (momentum * m + error * e) / (sqrt(v) + eps).
+    """
+
+    beta1: float
+    beta1_rest: float
+    beta2: float
+    beta2_rest: float
+    keep: float
+    """Factor of decoupled weight decay: 1 - lr * weight_decay."""
+    decay: float
+    """Factor of coupled weight decay: added to the gradient."""
+    momentum: float
+    error: float
+    eps: float
+
+    @classmethod
+    def of(cls, rule: AdamRule, step: int, single: bool = True) -> AdamConstants:
+        """Fold the constants of `rule` at a step, each rounded once to fp32 unless not `single`."""
+        beta1, beta2 = rule.betas
+        root = math.sqrt(1.0 - beta2**step)
+        exact = (
+            beta1,
+            1.0 - beta1,
+            beta2,
+            1.0 - beta2,
+            1.0 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,
+            0.0 if rule.decoupled else rule.weight_decay,
+            rule.lr * root / (1.0 - beta1**step),
+            rule.lr * root * prepay_factor(beta1, step),
+            rule.eps * root,
+        )
+        return cls(*(map(to_fp32, exact) if single else exact))

@@ -1,0 +1,88 @@
+"""The contract of the kernels: what an operation is given.
+
+A backend is a set of plain functions of the signatures below; `backend.Operations` lists them.
+In-place operations end in an underscore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Format, Octaves
+
+
+class Packed(Protocol):
+    """A packed state as kernels see it."""
+
+    format: Format
+    grid: Grid
+    octaves: Octaves
+    codes: Tensor
+    """uint8 `[rows, packed_bytes(row, bits)]`."""
+    scales: Tensor
+    """fp32 `[rows, blocks_per_row]`: largest magnitudes of a signed format, means of LOG."""
+
+
+class PackedResidual(Protocol):
+    """The residual of a bf16 parameter as kernels see it."""
+
+    bits: int
+    grid: Grid
+    codes: Tensor
+    """uint8 `[rows, packed_bytes(row, bits)]`, two's complement."""
+
+
+State = Tensor | Packed
+"""A state is a plain tensor of the parameter's shape, or packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One parameter's share of a step.
+
+    Attributes:
+        param: The parameter's data, updated in place: fp64, fp32, bf16 or fp16, any strides.
+        grad: Its gradient, never modified; any floating dtype, any strides.
+        states: The states by name, updated in place. Plain ones have the compute dtype: fp64 for
+            fp64 parameters, fp32 for all others.
+        residual: Residual of a bf16 parameter, or None.
+        stochastic: Whether a 16-bit parameter is rounded stochastically; without it to nearest.
+        step: The parameter's own step count, this step included: 1 or more.
+        noise_id: The parameter's number in the random key.
+    """
+
+    param: Tensor
+    grad: Tensor
+    states: Mapping[str, State]
+    residual: PackedResidual | None
+    stochastic: bool
+    step: int
+    noise_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdamRule:
+    """Hyperparameters of one AdamW or Adam step, shared by the items of a call.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Decay rates of `exp_avg` and `exp_avg_sq`.
+        eps: Added to the denominator.
+        weight_decay: Decay of the weights.
+        decoupled: Decay the weights themselves (AdamW) instead of the gradient (Adam).
+        maximize: Ascend instead of descend.
+        seed: Seed of stochastic rounding.
+    """
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    maximize: bool
+    seed: int

@@ -1,0 +1,1 @@
+"""The optimizers: thin classes that declare their states and their rule, and one step loop."""

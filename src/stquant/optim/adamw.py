@@ -1,0 +1,163 @@
+"""AdamW and Adam with packed states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stquant.kernels.backend import Operations
+from stquant.kernels.ops import AdamRule, Item
+from stquant.optim.base import PackedOptimizer
+from stquant.optim.options import check_range, check_unsupported
+from stquant.policy.policies import DEFAULT, Policy
+
+
+class Adam(PackedOptimizer):
+    """Adam (Kingma and Ba, 2015) with the states `exp_avg` and `exp_avg_sq` packed.
+
+    Positional arguments, their order, defaults and meaning are those of `torch.optim.Adam`.
+
+    Args:
+        params: Tensors, groups, or `model.named_parameters()`.
+        lr: Learning rate, a float or a one-element tensor; read at each step.
+        betas: Decay rates of the averages of the gradient and of its square.
+        eps: Added to the denominator.
+        weight_decay: Decay of the weights, added to the gradient unless `decoupled_weight_decay`.
+        amsgrad: Divide by the largest average so far; with `policy="fp32"` only.
+        foreach: None or False; there is no such implementation.
+        maximize: Ascend instead of descend.
+        capturable: False; steps cannot be captured in a graph.
+        differentiable: False; steps cannot be differentiated.
+        fused: None or False; no compiled kernel serves.
+        decoupled_weight_decay: Decay the weights themselves, as AdamW.
+        policy: Which formats the states have: "fp32" or an object such as `Fixed(bits=4)`. The
+            default packs `exp_avg` in 2 bits with prepay and `exp_avg_sq` in 1 bit.
+        master_bits: Bits of the packed residual that a bf16 parameter gets: 1 to 8 or 16; 0
+            rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
+            for fp16, which takes 0 or None only. fp32 parameters have none.
+        backend: Kernels: "reference", or None for the best of this machine.
+        seed: Seed of stochastic rounding.
+
+    Raises:
+        ValueError: An argument is out of range or not supported.
+    """
+
+    STATES = {"exp_avg": True, "exp_avg_sq": False}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        policy: Policy | str = DEFAULT,
+        master_bits: int | str | None = "auto",
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        super().__init__(params, defaults, policy, master_bits, backend, seed)
+
+    def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
+        return {**self.STATES, "max_exp_avg_sq": False} if group["amsgrad"] else self.STATES
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        check_range("lr", float(group["lr"]), group["lr"], 0.0)
+        check_range("eps", group["eps"], group["eps"], 0.0)
+        check_range("weight_decay", group["weight_decay"], group["weight_decay"], 0.0)
+        for beta in group["betas"]:
+            check_range("betas", float(beta), group["betas"], 0.0, 1.0)
+        check_unsupported(group)
+        if group["amsgrad"] and self._policy(group).packs(self._states(group)):
+            raise ValueError(
+                "amsgrad=True needs policy='fp32': a running maximum of rounded averages only ever grows; "
+                "use amsgrad=False or policy='fp32'"
+            )
+
+    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+        beta1, beta2 = group["betas"]
+        rule = AdamRule(
+            lr=float(group["lr"]),
+            betas=(float(beta1), float(beta2)),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            decoupled=group["decoupled_weight_decay"],
+            maximize=group["maximize"],
+            seed=seed,
+        )
+        kernels.adam_step_(items, rule)
+
+
+class AdamW(Adam):
+    """AdamW (Loshchilov and Hutter, 2019): Adam that decays the weights themselves.
+
+    Positional arguments, their order, defaults and meaning are those of `torch.optim.AdamW`; the
+    others are those of `Adam`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        policy: Policy | str = DEFAULT,
+        master_bits: int | str | None = "auto",
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+            policy=policy,
+            master_bits=master_bits,
+            backend=backend,
+            seed=seed,
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            # A file of Adam's may say otherwise; AdamW always decouples, as in torch.
+            group["decoupled_weight_decay"] = True

@@ -1,0 +1,267 @@
+"""What all optimizers share: groups, lazy states, the one step loop, saving and loading.
+
+A subclass declares its states and hands a list of parameters to one kernel call. This class knows
+when states are made; formats come from the group's policy, and `checkpoint` knows files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from stquant.checkpoint import restore
+from stquant.checkpoint import state_dict as presentation
+from stquant.checkpoint.restore import Named, named
+from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
+from stquant.codecs.blocks import Grid
+from stquant.kernels.backend import Operations, resolve
+from stquant.kernels.ops import Item
+from stquant.policy.policies import Choice, ParameterFacts, Policy, parse
+from stquant.report.ledger import Ledger, Row, rows_of
+from stquant.storage.master import PackedResidual, WeightRounding, check_master_bits
+from stquant.storage.packed import PackedState
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_BOOKKEEPING = ("step", "noise_id", "residual")
+
+
+class PackedOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers whose states are packed.
+
+    Args:
+        params: Tensors, groups (dicts), or `model.named_parameters()`; names then stand in
+            reports and errors. A group may set `policy` and `master_bits` for itself.
+        defaults: torch's hyperparameters.
+        policy: Chooses the formats.
+        master_bits: Bits of the residual of bf16 parameters.
+        backend: Name of the kernels to use; None takes the best of this machine.
+        seed: Seed of stochastic rounding.
+    """
+
+    STATES: ClassVar[Mapping[str, bool]]
+    """Names of the states, and whether they hold negative values."""
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        policy: Policy | str,
+        master_bits: int | str | None,
+        backend: str | None,
+        seed: int,
+    ) -> None:
+        resolve(backend)
+        self._backend_name = backend
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ValueError(f"seed={seed!r} is not an integer; use for example seed=0")
+        config = GroupConfig(parse(policy), check_master_bits(master_bits), seed)
+        super().__init__(params, {**defaults, GROUP_KEY: config.dump()})
+        self.register_state_dict_post_hook(_present)
+
+    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+        """Hand the parameters of one group to the kernel."""
+        raise NotImplementedError
+
+    def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
+        """Names of the states of a group's parameters, and whether they are signed."""
+        return self.STATES
+
+    def _policy(self, group: dict[str, Any]) -> Policy:
+        return read_group(group[GROUP_KEY]).policy
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        """Raise `ValueError` if the hyperparameters of a group are not supported."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as in torch; `policy` and `master_bits` may differ from the optimizer's.
+
+        Raises:
+            ValueError: A parameter or an option of the group is not supported; nothing was added.
+        """
+        default = read_group(self.defaults[GROUP_KEY])
+        if "policy" in param_group or "master_bits" in param_group:
+            policy = parse(param_group.pop("policy", default.policy))
+            master_bits = check_master_bits(param_group.pop("master_bits", default.master_bits))
+            param_group[GROUP_KEY] = GroupConfig(policy, master_bits, default.seed).dump()
+        super().add_param_group(param_group)
+        try:
+            self._validate(self.param_groups)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _validate(self, groups: Sequence[dict[str, Any]]) -> None:
+        for group in groups:
+            self._check_options(group)
+            self._policy(group).check(self._states(group))
+        for entry in named(groups):
+            if hasattr(entry.param, "device_mesh"):
+                raise ValueError(f"parameter {entry.name!r} is a DTensor; this version trains plain tensors only")
+            if entry.param.dtype not in _FLOATS:
+                raise ValueError(
+                    f"parameter {entry.name!r} has dtype {entry.param.dtype}; "
+                    "allowed are float64, float32, bfloat16 and float16"
+                )
+            rounding = _rounding(entry)
+            for state, choice in self._choose(entry).items():
+                if choice.format.prepay and not rounding.keeps_small_changes:
+                    raise ValueError(
+                        f"parameter {entry.name!r}: {choice.format.name} of {state} prepays small changes, which "
+                        f"master_bits=None rounds away in {entry.param.dtype}; use master_bits=0 or more, "
+                        "or a format without prepay"
+                    )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: Evaluates the model again and returns the loss; optional.
+
+        Returns:
+            What `closure` returned, or None.
+
+        Raises:
+            RuntimeError: A gradient is sparse; nothing was changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_gradients()
+        self.init_state()
+        kernels = resolve(self._backend_name)
+        for group in self.param_groups:
+            items = [self._item(entry) for entry in named([group]) if entry.param.grad is not None]
+            self._step_items(group, read_group(group[GROUP_KEY]).seed, items, kernels)
+        return loss
+
+    def _check_gradients(self) -> None:
+        for entry in named(self.param_groups):
+            grad = entry.param.grad
+            if grad is not None and grad.layout is not torch.strided:
+                raise RuntimeError(
+                    f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
+                    "use for example nn.Embedding(sparse=False)"
+                )
+
+    def _item(self, entry: Named) -> Item:
+        state = self.state[entry.param]
+        state["step"] += 1
+        assert entry.param.grad is not None
+        return Item(
+            param=entry.param.detach(),
+            grad=entry.param.grad.detach(),
+            states={key: value for key, value in state.items() if key not in _BOOKKEEPING},
+            residual=state.get("residual"),
+            stochastic=_rounding(entry).stochastic,
+            step=int(state["step"]),
+            noise_id=state["noise_id"],
+        )
+
+    @torch.no_grad()
+    def init_state(self) -> None:
+        """Create the state of every trainable parameter that has none; `step` does so, too."""
+        for entry in named(self.param_groups):
+            state = self.state.get(entry.param)
+            if not state:
+                if entry.param.requires_grad or entry.param.grad is not None:
+                    self.state[entry.param] = self._fresh_state(entry)
+            elif any(isinstance(value, Mapping) for value in state.values()):
+                # Some wrappers write what state_dict() returned straight into `state`.
+                self.state[entry.param] = self._absorb(entry, state, plain=False)
+
+    def _fresh_state(self, entry: Named) -> dict[str, Any]:
+        param = entry.param
+        state: dict[str, Any] = {
+            "step": torch.tensor(0.0, dtype=torch.float32),
+            "noise_id": restore.next_noise_id(self.state.values()),
+        }
+        for name, choice in self._choose(entry).items():
+            if choice.format.packed:
+                state[name] = PackedState.zeros(choice.format, Grid.of(param.shape, choice.format.block), param.device)
+            else:
+                state[name] = presentation.plain_state(param)
+        return self._with_residual(entry, state)
+
+    def _with_residual(self, entry: Named, state: dict[str, Any]) -> dict[str, Any]:
+        """Add a residual of zeros if the parameter is to have one; its grid is that of the states."""
+        bits = _rounding(entry).residual_bits
+        if bits and "residual" not in state:
+            grids = [value.grid for value in state.values() if isinstance(value, PackedState)]
+            grid = grids[0] if grids else Grid.of(entry.param.shape, 128)
+            state["residual"] = PackedResidual.zeros(bits, grid, entry.param.device)
+        return state
+
+    def _choose(self, entry: Named) -> dict[str, Choice]:
+        facts = ParameterFacts(tuple(entry.param.shape), entry.param.dtype)
+        return self._policy(entry.group).choose(facts, self._states(entry.group))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict()` returned, or the state dict of the torch optimizer of this name.
+
+        Continuing after a load gives the same bits as not stopping. Formats, policy and seed of
+        the file win over those of this optimizer, as its learning rate does; plain fp32 states of
+        a torch file are encoded in this optimizer's formats, rounded to nearest.
+
+        Args:
+            state_dict: The state dict; not changed, and no memory is shared with it.
+
+        Raises:
+            CheckpointError: It does not fit; names the parameter. The optimizer is unchanged.
+        """
+        state_dict = state_dict.copy()
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
+        groups = restore.merge_groups(state_dict["param_groups"], self.param_groups)
+        self._validate(groups)
+        with torch.no_grad():
+            state = restore.build_states(state_dict, groups, self._absorb)
+        self.__setstate__({"state": type(self.state)(dict, state), "param_groups": groups})
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _absorb(self, entry: Named, saved: Mapping[str, Any], plain: bool) -> dict[str, Any]:
+        choices = self._choose(entry) if plain else None
+        state = presentation.absorb(entry.name, entry.param, saved, self._states(entry.group), choices)
+        return self._with_residual(entry, state)
+
+    def export_state_dict(self) -> dict[str, Any]:
+        """Return a state dict that torch's optimizer of this name loads, with decoded fp32 states.
+
+        The residuals of bf16 parameters are not part of it.
+        """
+        return presentation.export_all(self.param_groups, self.state)
+
+    def ledger(self) -> Ledger:
+        """Return what every state of every parameter costs now, in bytes and bits."""
+        return Ledger(list(self._rows()))
+
+    def _rows(self) -> Iterator[Row]:
+        for entry in named(self.param_groups):
+            if entry.param in self.state:
+                reasons = {name: choice.reason for name, choice in self._choose(entry).items()}
+                yield from rows_of(entry.name, entry.param, self.state[entry.param], reasons)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_backend_name": self._backend_name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        is_new = "_optimizer_state_dict_post_hooks" not in self.__dict__
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        if is_new:
+            self.register_state_dict_post_hook(_present)
+
+
+def _rounding(entry: Named) -> WeightRounding:
+    return WeightRounding.of(entry.name, entry.param.dtype, read_group(entry.group[GROUP_KEY]).master_bits)
+
+
+def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:
+    """Replace live states by what a file may hold; the first of the post hooks, so others see that."""
+    result["state"] = {key: presentation.present(value) for key, value in result["state"].items()}

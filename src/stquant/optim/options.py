@@ -1,0 +1,26 @@
+"""Checks of hyperparameters: what a step cannot honour is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_UNSUPPORTED = {
+    "foreach": "one kernel call already takes the whole list of parameters",
+    "fused": "no compiled kernel serves on this installation",
+    "capturable": "a step reads learning rate and step count on the host",
+    "differentiable": "a step works in place on packed states",
+}
+
+
+def check_range(name: str, value: float, given: Any, low: float, below: float = float("inf")) -> None:
+    """Raise `ValueError` unless low <= value < below; the message shows what was given."""
+    if not low <= value < below:
+        allowed = f"at least {low:g}" + ("" if below == float("inf") else f" and below {below:g}")
+        raise ValueError(f"{name}={given!r} is out of range; allowed is {allowed}")
+
+
+def check_unsupported(group: dict[str, Any]) -> None:
+    """Raise `ValueError` if an option of torch's asks for something that there is not."""
+    for name, reason in _UNSUPPORTED.items():
+        if group.get(name):
+            raise ValueError(f"{name}={group[name]!r} is not supported: {reason}; leave {name} at its default")
