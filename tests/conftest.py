@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -10,6 +12,11 @@ settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One process per core already; more threads would only wait for each other.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -100,4 +100,4 @@ def test_float16_rounding_keeps_what_fits_and_never_overflows() -> None:
     assert top.tolist() == [65504.0, 65504.0, 65504.0, -65504.0]
 
 
-GOLDEN = (0xfb7ee6b8e2f2dcd2, [0x24ddcb95, 0x24f6497e, 0xbddd6061, 0x2dfcb83f])
+GOLDEN = (0xFB7EE6B8E2F2DCD2, [0x24DDCB95, 0x24F6497E, 0xBDDD6061, 0x2DFCB83F])

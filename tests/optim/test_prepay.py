@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import stquant
-from stquant.kernels.corrections import prepay_factor
 from stquant.codecs.format import Format
+from stquant.kernels.corrections import prepay_factor
 from tests.cases import SIGNED, name
 from tests.optim.helpers import gradients, parameters, run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-out = Console()
+WIDTH = 120
+"""Columns of what goes to a file or a pipe; a terminal has its own."""
+
+out = Console(width=None if sys.stdout.isatty() else WIDTH)
 err = Console(stderr=True)
 
 

@@ -52,9 +52,9 @@ class _Bars:
 def _table(comparison: Comparison) -> Table:
     table = Table(title="held-out loss; a gap is to torch AdamW with the same seed", title_justify="left")
     for column in ("model", "optimizer"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("loss", "gap", "seed spread", "true bits", "state bytes", "saved"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=column in ("gap", "state bytes"))
     for row in comparison.rows():
         table.add_row(*_cells(row), end_section=row["last"])
     return table

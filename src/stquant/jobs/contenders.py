@@ -52,9 +52,9 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
         FormatError: `text` is none of these.
     """
     if text == "torch":
-        return Contender("torch AdamW, fp32", _torch_adamw)
+        return Contender("torch AdamW", _torch_adamw)
     if text == "nadam":
-        return Contender("torch NAdam, fp32", _torch_nadam)
+        return Contender("torch NAdam", _torch_nadam)
     policy = _policy(text)
 
     def make(params: Any, workload: Workload) -> torch.optim.Optimizer:

@@ -1,0 +1,64 @@
+"""The commands, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stquant.cli.main import app
+
+pytestmark = pytest.mark.filterwarnings("default")
+SHORT = ["train", "--model", "vit", "--steps", "4"]
+
+
+def stquant(*args: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_formats_list_the_catalogue() -> None:
+    rows = json.loads(stquant("formats", "--json"))
+    assert {"dynamic2", "mulaw4", "log1"} <= {row["name"] for row in rows}
+    assert "dynamic2" in stquant("formats")
+
+
+def test_train_writes_a_record_and_a_checkpoint_and_resumes(tmp_path: Path) -> None:
+    whole = json.loads(stquant(*SHORT, "--policy", "4", "--json", "--out", str(tmp_path), "--save-every", "2"))
+    assert whole["steps"] == 4
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["run"] == whole
+    assert record["conditions"]["packages"]["torch"]
+    again = json.loads(stquant(*SHORT, "--policy", "4", "--json", "--resume", str(tmp_path / "checkpoint.pt")))
+    assert again == whole
+
+
+def test_train_prints_a_summary_and_the_ledger() -> None:
+    text = stquant(*SHORT, "--ledger")
+    assert "true bits per state element" in text
+    assert "not packed because" in text
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [*SHORT, "--policy", "int4"],
+        [*SHORT, "--resume", "nowhere.pt"],
+        [*SHORT, "--dtype", "bfloat16", "--master-bits", "9"],
+        ["train", "--model", "bert"],
+        ["train", "--model", "vit", "--steps", "0"],
+    ],
+    ids=" ".join,
+)
+def test_misuse_exits_with_two(args: list[str]) -> None:
+    stquant(*args, code=2)
+
+
+def test_demo_compares_and_draws(tmp_path: Path) -> None:
+    data = json.loads(stquant("demo", "--steps", "2", "--json", "--out", str(tmp_path)))
+    assert len(data["rows"]) == 8
+    assert (tmp_path / "demo.png").exists()
+    assert json.loads((tmp_path / "demo.json").read_text())["rows"] == data["rows"]

@@ -1,0 +1,234 @@
+"""What a user of torch.optim expects: arguments, groups, hooks, strides, refusals."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import stquant
+from tests.cases import PLAIN_SHAPES, name
+from tests.cases import SHAPES as PACKED_SHAPES
+from tests.optim.helpers import POLICIES, gradients, parameters, run, same, snapshot
+
+
+@pytest.mark.parametrize("cls", ["AdamW", "Adam"])
+def test_signatures_extend_those_of_torch(cls: str) -> None:
+    ours = list(inspect.signature(getattr(stquant, cls)).parameters.values())
+    theirs = list(inspect.signature(getattr(torch.optim, cls)).parameters.values())
+    assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [(p.name, p.kind, p.default) for p in theirs]
+    assert [p.name for p in ours[len(theirs) :]] == ["policy", "master_bits", "backend", "seed"]
+    assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0 is out of range; allowed is at least 0"),
+        ({"eps": -1e-8}, "eps=-1e-08 is out of range"),
+        ({"weight_decay": -1}, "weight_decay=-1 is out of range"),
+        ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\) is out of range; allowed is at least 0 and below 1"),
+        ({"betas": (0.9, -0.1)}, "betas"),
+        ({"lr": float("nan")}, "lr=nan is out of range"),
+        ({"foreach": True}, "foreach=True is not supported"),
+        ({"fused": True}, "fused=True is not supported"),
+        ({"capturable": True}, "capturable=True is not supported"),
+        ({"differentiable": True}, "differentiable=True is not supported"),
+        ({"amsgrad": True}, "amsgrad=True needs policy='fp32'"),
+        ({"policy": "int4"}, "policy='int4' is unknown"),
+        ({"backend": "cuda"}, "backend='cuda' is not available"),
+        ({"seed": 0.5}, "seed=0.5 is not an integer"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_honoured_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, stquant.BackendError), match=message):
+        stquant.AdamW(parameters(), **options)
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"fused": None}, {"foreach": None}])
+def test_what_frameworks_pass_explicitly_is_taken(options: dict[str, Any]) -> None:
+    stquant.AdamW(parameters(), **options)
+
+
+def test_a_refused_group_is_not_added() -> None:
+    params = parameters([(64, 128), (40, 160)])
+    optimizer = stquant.AdamW(params[:1])
+    for group in ({"params": params[1:], "lr": -1.0}, {"params": params[1:], "policy": stquant.Fixed(7)}):
+        with pytest.raises(ValueError, match="is"):
+            optimizer.add_param_group(group)
+        assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": params[1:], "policy": stquant.Fixed(4), "lr": 0.5})
+    optimizer.init_state()
+    assert optimizer.state[params[1]]["exp_avg"].format.name == "mulaw4"
+    assert optimizer.state[params[0]]["exp_avg"].format.name == "dynamic2"
+
+
+def test_sparse_gradients_raise_before_anything_changes() -> None:
+    params = parameters([(64, 128), (64, 128)])
+    optimizer = stquant.AdamW(params)
+    run(optimizer, params, gradients(params, 1))
+    before = snapshot(optimizer, params)
+    params[0].grad = torch.ones(64, 128)
+    params[1].grad = torch.ones(64, 128).to_sparse()
+    with pytest.raises(RuntimeError, match=r"group 0 / 1.*layout torch.sparse_coo, allowed is a dense one"):
+        optimizer.step()
+    assert same(snapshot(optimizer, params), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_other_dtypes_raise(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"has dtype {dtype}; allowed are"):
+        stquant.AdamW([torch.nn.Parameter(torch.zeros(64, 128).to(dtype))])
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_gradients_are_never_modified(policy: Any) -> None:
+    params = parameters()
+    optimizer = stquant.AdamW(params, policy=policy, maximize=True)
+    for grads in gradients(params, 2):
+        run(optimizer, params, [grads])
+        assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "channels_last"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_strides_are_kept_and_do_not_matter(policy: Any, layout: str) -> None:
+    def shaped(values: torch.Tensor) -> torch.Tensor:
+        if layout == "transposed":
+            return values.t().contiguous().t()
+        if layout == "channels_last":
+            return values.view(16, 8, 8, 8).contiguous(memory_format=torch.channels_last)
+        wide = torch.zeros(64, 256)
+        wide[:, ::2] = values
+        return wide[:, ::2]
+
+    shape = (16, 8, 8, 8) if layout == "channels_last" else (64, 128)
+    plain = torch.nn.Parameter(parameters([(64, 128)])[0].detach().view(shape).clone())
+    other = torch.nn.Parameter(shaped(parameters([(64, 128)])[0].detach()))
+    strides = other.stride()
+    optimizers = [stquant.AdamW([p], lr=1e-2, policy=policy) for p in (plain, other)]
+    for (grad,) in gradients([torch.empty(64, 128)], 3):
+        plain.grad, other.grad = grad.view(shape).clone(), shaped(grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert other.stride() == strides
+    assert torch.equal(plain, other)
+    assert same(snapshot(optimizers[0], [])[1:], snapshot(optimizers[1], [])[1:])
+
+
+def test_an_expanded_gradient_equals_its_dense_copy() -> None:
+    params = [parameters([(64, 128)])[0] for _ in range(2)]
+    optimizers = [stquant.AdamW([p], lr=1e-2) for p in params]
+    row = torch.randn(1, 128)
+    params[0].grad, params[1].grad = row.expand(64, 128), row.expand(64, 128).clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.equal(*params)
+
+
+@pytest.mark.parametrize("shape", [*PLAIN_SHAPES, *PACKED_SHAPES], ids=name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_shape_steps(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    param = torch.nn.Parameter(torch.randn(shape).to(dtype))
+    start = param.detach().clone()
+    optimizer = stquant.AdamW([param], lr=1e-2, weight_decay=0.0)
+    for _ in range(2):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    # Two steps of one sign move every weight by about 2 * lr; fp16 and bf16 round that by a part.
+    moved = (start.float() - param.detach().float()).flatten()
+    assert moved.numel() == 0 or 0.005 < float(moved.mean()) < 0.05
+
+
+def test_many_tiny_tensors() -> None:
+    params = [torch.nn.Parameter(torch.randn(8)) for _ in range(500)]
+    optimizer = stquant.AdamW(params, lr=1e-2)
+    run(optimizer, params, gradients(params, 1))
+    assert len(optimizer.state) == 500
+
+
+def test_closures_are_evaluated_with_gradients() -> None:
+    param = torch.nn.Parameter(torch.ones(64, 128))
+    optimizer = stquant.AdamW([param], lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = param.square().sum()
+        loss.backward()
+        return loss
+
+    first, second = optimizer.step(closure), optimizer.step(closure)
+    assert second < first
+
+
+def test_missing_gradients_are_skipped() -> None:
+    params = parameters([(64, 128), (40, 160)])
+    optimizer = stquant.AdamW(params)
+    params[0].grad = torch.ones_like(params[0])
+    start = params[1].detach().clone()
+    optimizer.step()
+    assert torch.equal(params[1], start)
+    assert (optimizer.state[params[0]]["step"], optimizer.state[params[1]]["step"]) == (1, 0)
+
+
+def test_the_global_default_dtype_changes_nothing() -> None:
+    outcomes = []
+    for dtype in (torch.float32, torch.bfloat16):
+        params = parameters()
+        grads = list(gradients(params, 3))
+        torch.set_default_dtype(dtype)
+        try:
+            optimizer = stquant.AdamW(params, lr=1e-2)
+            run(optimizer, params, grads)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        outcomes.append(snapshot(optimizer, params))
+    assert same(*outcomes)
+
+
+def test_a_rebuilt_optimizer_keeps_its_policy() -> None:
+    """Some wrappers make a new optimizer of the same class from the old one's groups."""
+    params = parameters([(64, 128)])
+    optimizer = stquant.AdamW(params, policy=stquant.Fixed(4), seed=7)
+    rebuilt = type(optimizer)(optimizer.param_groups)
+    rebuilt.init_state()
+    assert rebuilt.state[params[0]]["exp_avg"].format.name == "mulaw4"
+    assert rebuilt.param_groups[0]["stquant"] == optimizer.param_groups[0]["stquant"]
+
+
+def test_noise_depends_on_seed_and_parameter_only() -> None:
+    def train(seed: int, groups: bool) -> list[torch.Tensor]:
+        params = parameters([(64, 128), (40, 160)])
+        given: Any = [{"params": [p]} for p in params] if groups else params
+        optimizer = stquant.AdamW(given, lr=1e-2, seed=seed)
+        run(optimizer, params, gradients(params, 3))
+        return snapshot(optimizer, params)
+
+    assert same(train(0, False), train(0, True))
+    assert not same(train(0, False), train(1, False))
+
+
+def test_the_extra_memory_of_a_step_is_a_constant() -> None:
+    """One parameter of 16 million elements: a fp32 copy of it would be 64 MB."""
+    import subprocess
+    import sys
+
+    script = """
+import resource, torch, stquant
+torch.set_num_threads(1)
+p = torch.nn.Parameter(torch.zeros(16384, 1024))
+p.grad = torch.ones_like(p)
+small = torch.nn.Parameter(torch.zeros(256, 1024))
+small.grad = torch.ones_like(small)
+stquant.AdamW([small]).step()
+o = stquant.AdamW([p])
+o.init_state()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+o.step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 16, "MiB beyond the states, which init_state made"
