@@ -15,7 +15,7 @@ from stquant.report import record
 
 SEEDS = (11, 12)
 VARIANTS = {
-    "exp_avg": ("dynamic2", "dynamic2-plain", "dynamic3", "dynamic3-plain", "mulaw4", "mulaw4-prepay", "mulaw8"),
+    "exp_avg": ("dynamic2", "dynamic3", "dynamic3-plain", "mulaw4", "mulaw4-prepay"),
     "exp_avg_sq": (
         "log0",
         "log1",

@@ -3,17 +3,21 @@
 from stquant.codecs.catalog import formats
 from stquant.errors import BackendError, CheckpointError, FormatError, StquantError
 from stquant.optim.adamw import Adam, AdamW
+from stquant.optim.lion import Lion
+from stquant.optim.sgd import SGD
 from stquant.policy.policies import Fixed, Policy
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
     "Adam",
     "AdamW",
     "BackendError",
     "CheckpointError",
     "Fixed",
     "FormatError",
+    "Lion",
     "Policy",
     "StquantError",
     "formats",

@@ -38,16 +38,17 @@ def check(
     after: int = 3,
     shapes: Any = SHAPES,
     seed: int = 0,
+    cls: Any = stquant.AdamW,
     **options: Any,
 ) -> None:
     params = parameters(shapes, dtype)
     make = {"policy": policy, "master_bits": master_bits, "seed": seed, "lr": 1e-2, **options}
-    straight = stquant.AdamW(params, **make)
+    straight = cls(params, **make)
     grads = list(gradients(params, before + after))
     run(straight, params, grads[:before])
     saved, weights = through_file(straight.state_dict()), clone(params)
     # Everything but the file differs, as in a fresh process with other settings.
-    resumed = stquant.AdamW(weights, lr=1.0, policy="fp32" if policy != "fp32" else stquant.Fixed(4), seed=99)
+    resumed = cls(weights, lr=1.0, policy="fp32" if policy != "fp32" else stquant.Fixed(4), seed=99)
     resumed.load_state_dict(saved)
     assert same(snapshot(straight, params), snapshot(resumed, weights))
     run(straight, params, grads[before:])
@@ -74,6 +75,38 @@ def test_bfloat16_with_residuals(policy: Any, master_bits: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     check(stquant.Fixed(4), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("cls", "policy", "options"),
+    [
+        (stquant.Adam, stquant.Fixed(exp_avg=3, exp_avg_sq=2), {"weight_decay": 0.1}),
+        (stquant.SGD, stquant.Fixed(bits=2), {"momentum": 0.9, "nesterov": True}),
+        (stquant.SGD, "fp32", {}),
+        (stquant.SGD, stquant.Fixed(bits=8), {"momentum": 0.9, "dampening": 0.5}),
+        (stquant.Lion, stquant.Fixed(bits=4), {"weight_decay": 0.1}),
+    ],
+)
+def test_other_optimizers(cls: Any, policy: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    check(policy, dtype, cls=cls, **options)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_plain_sgd_checkpoints_load(momentum: float) -> None:
+    params = parameters()
+    theirs = torch.optim.SGD(params, lr=1e-2, momentum=momentum)
+    run(theirs, params, gradients(params, 2))
+    ours = stquant.SGD(params, policy="fp32")
+    ours.load_state_dict(through_file(theirs.state_dict()))
+    weights = clone(params)
+    continued = torch.optim.SGD(weights, lr=1e-2, momentum=momentum)
+    continued.load_state_dict(theirs.state_dict())
+    grads = list(gradients(params, 1, seed=4))
+    run(ours, params, grads)
+    run(continued, weights, grads)
+    for a, b in zip(params, weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_amsgrad() -> None:

@@ -60,6 +60,55 @@ def test_fp32_policy_follows_torch(name: str, options: dict[str, Any]) -> None:
     compare(getattr(stquant, name), getattr(torch.optim, name), options)
 
 
+SGD_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "decay": {"momentum": 0.8, "weight_decay": 0.1},
+    "maximize": {"momentum": 0.5, "maximize": True},
+}
+
+
+@pytest.mark.parametrize("options", SGD_OPTIONS.values(), ids=SGD_OPTIONS.keys())
+def test_sgd_follows_torch(options: dict[str, Any]) -> None:
+    """With gradients of ordinary size, so that weights and updates stay of the order of one."""
+    params = [parameters() for _ in range(2)]
+    ours = stquant.SGD(params[0], lr=1e-2, policy="fp32", **options)
+    theirs = torch.optim.SGD(params[1], lr=1e-2, **options)
+    for grads in gradients(params[0], STEPS):
+        small = [g / g.abs().max().clamp(min=1) for g in grads]
+        run(ours, params[0], [small])
+        run(theirs, params[1], [small])
+    for got, expected in zip(*params, strict=True):
+        # A momentum of 0.9 makes updates ten times the gradient.
+        allowed = torch_bound(STEPS, float(expected.detach().abs().max()), 10 * STEPS * 1e-2)
+        assert float((expected - got).detach().abs().max()) <= allowed
+
+
+def plain_lion(weight: torch.Tensor, grads: list[torch.Tensor], lr: float, decay: float) -> torch.Tensor:
+    """Algorithm 2 of the paper, in double."""
+    weight, exp_avg = weight.detach().double(), torch.zeros(weight.shape, dtype=torch.float64)
+    for grad in grads:
+        direction = (0.9 * exp_avg + 0.1 * grad.double()).sign()
+        exp_avg = 0.99 * exp_avg + 0.01 * grad.double()
+        weight = weight - lr * (direction + decay * weight)
+    return weight
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lion_follows_its_paper(decay: float, maximize: bool) -> None:
+    params = parameters()
+    starts = [p.detach().clone() for p in params]
+    optimizer = stquant.Lion(params, lr=1e-3, weight_decay=decay, policy="fp32", maximize=maximize)
+    grads = list(gradients(params, 50))
+    run(optimizer, params, grads)
+    for i, (param, start) in enumerate(zip(params, starts, strict=True)):
+        steps = [g[i] * (-1 if maximize else 1) for g in grads]
+        torch.testing.assert_close(param.detach(), plain_lion(start, steps, 1e-3, decay).float(), rtol=0, atol=1e-5)
+
+
 def test_decoupled_adam_follows_torch() -> None:
     compare(stquant.Adam, torch.optim.Adam, {"decoupled_weight_decay": True, "weight_decay": 0.1})
 

@@ -14,7 +14,7 @@ from tests.cases import SHAPES as PACKED_SHAPES
 from tests.optim.helpers import POLICIES, gradients, parameters, run, same, snapshot
 
 
-@pytest.mark.parametrize("cls", ["AdamW", "Adam"])
+@pytest.mark.parametrize("cls", ["AdamW", "Adam", "SGD"])
 def test_signatures_extend_those_of_torch(cls: str) -> None:
     ours = list(inspect.signature(getattr(stquant, cls)).parameters.values())
     theirs = list(inspect.signature(getattr(torch.optim, cls)).parameters.values())
@@ -46,6 +46,33 @@ def test_signatures_extend_those_of_torch(cls: str) -> None:
 def test_arguments_that_cannot_be_honoured_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, stquant.BackendError), match=message):
         stquant.AdamW(parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: stquant.SGD(p, momentum=-0.1), "momentum=-0.1 is out of range"),
+        (lambda p: stquant.SGD(p, nesterov=True), "needs a momentum above 0 and dampening 0"),
+        (lambda p: stquant.SGD(p, momentum=1.0), "which momentum=1.0 does not admit"),
+        (lambda p: stquant.SGD(p, momentum=0.9, policy=stquant.Fixed(exp_avg=4)), "this optimizer has momentum_buffer"),
+        (lambda p: stquant.Lion(p, betas=(0.9, 1.0)), "betas"),
+        (lambda p: stquant.Lion(p, policy=stquant.Fixed(bits=2)), "the sign update of Lion does not admit"),
+        (lambda p: stquant.Lion(p, capturable=True), "capturable=True is not supported"),
+    ],
+)
+def test_wrong_options_of_sgd_and_lion_raise(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(parameters())
+
+
+def test_a_momentum_that_is_switched_on_later_gets_its_state() -> None:
+    params = parameters([(64, 128)])
+    optimizer = stquant.SGD(params, lr=0.1)
+    run(optimizer, params, gradients(params, 1))
+    assert optimizer.ledger().bytes == 4
+    optimizer.param_groups[0]["momentum"] = 0.9
+    run(optimizer, params, gradients(params, 2))
+    assert optimizer.state[params[0]]["momentum_buffer"].format.name == "dynamic2"
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"fused": None}, {"foreach": None}])

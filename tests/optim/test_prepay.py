@@ -55,6 +55,22 @@ def test_one_encoding_keeps_the_invariant(format: Format, steps: int) -> None:
     torch.testing.assert_close(unrounded - LR * c * exact / d, weights[1] - LR * c * momenta[1] / d, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("format", PREPAID, ids=name)
+def test_sgd_ends_where_fp32_ends(format: Format, nesterov: bool) -> None:
+    """Without a denominator the invariant is exact: only the rounding of the weights is left."""
+    ends = []
+    for policy in (stquant.Fixed(momentum_buffer=format.name), "fp32"):
+        params = parameters([(64, 128), (40, 160)])
+        optimizer = stquant.SGD(params, lr=1e-3, momentum=0.9, nesterov=nesterov, policy=policy)
+        run(optimizer, params, gradients(params, 20))
+        run(optimizer, params, [[torch.zeros_like(p) for p in params]] * 250)
+        ends.append([p.detach() for p in params])
+    for packed, plain in zip(*ends, strict=True):
+        # 270 steps, each rounding a weight by half an ulp of at most 4.
+        torch.testing.assert_close(packed, plain, rtol=0, atol=270 * 2.0**-22)
+
+
 def decoded(optimizer: stquant.AdamW, param: torch.Tensor) -> torch.Tensor:
     state = optimizer.state.get(param)
     return state["exp_avg"].decode().double() if state else torch.zeros(param.shape, dtype=torch.float64)

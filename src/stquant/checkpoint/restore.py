@@ -70,8 +70,11 @@ def build_states(
     order = [(index, GROUP_KEY not in group) for group in saved_groups for index in group["params"]]
     states = {}
     for (index, plain), entry in zip(order, named(groups), strict=True):
-        if index in left:
-            states[entry.param] = absorb(entry, left.pop(index), plain)
+        found = left.pop(index, None)
+        if plain and found is not None and all(value is None for value in found.values()):
+            found = None  # torch's SGD without momentum writes a buffer of None
+        if found is not None:
+            states[entry.param] = absorb(entry, found, plain)
     if left:
         raise CheckpointError(f"the file has states {sorted(map(str, left))} of no parameter; nothing was loaded")
     number_noise(states.values())

@@ -62,11 +62,9 @@ def absorb(
         CheckpointError: A part is missing, malformed or does not fit; names the parameter.
     """
     reader = Reader(name, param.shape)
-    live: dict[str, Any] = {
-        "step": torch.tensor(
-            float(reader.number("step", reader.part("state", presented, "step"), 0, 1 << 53)), dtype=torch.float32
-        )
-    }
+    # A plain optimizer that does not count its steps (SGD) has taken some if it has a state.
+    step = presented.get("step", 1) if choices is not None else reader.part("state", presented, "step")
+    live: dict[str, Any] = {"step": torch.tensor(float(reader.number("step", step, 0, 1 << 53)), dtype=torch.float32)}
     if "noise_id" in presented:
         live["noise_id"] = reader.number("noise_id", presented["noise_id"], 0, 1 << 61)
     for state, signed in states.items():

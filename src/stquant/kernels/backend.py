@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stquant.errors import BackendError
 from stquant.kernels import reference
-from stquant.kernels.ops import AdamRule, Item, Packed
+from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule
 from stquant.kernels.reference.stats import StateStats
 
 
@@ -28,6 +28,8 @@ class Operations:
     recode_: Callable[[Packed, Packed], None]
     state_stats: Callable[[Packed], StateStats]
     adam_step_: Callable[[Sequence[Item], AdamRule], None]
+    sgd_step_: Callable[[Sequence[Item], SGDRule], None]
+    lion_step_: Callable[[Sequence[Item], LionRule], None]
 
 
 REFERENCE = Operations(
@@ -38,6 +40,8 @@ REFERENCE = Operations(
     reference.recode_,
     reference.state_stats,
     reference.adam_step_,
+    reference.sgd_step_,
+    reference.lion_step_,
 )
 
 _BACKENDS = {REFERENCE.name: REFERENCE}

@@ -1,4 +1,4 @@
-"""The factors of an AdamW step that depend on its number, in double precision on the host.
+"""The constants of a step, in double precision on the host.
 
 With b1 and b2 the decay rates and t the parameter's step,
 
@@ -15,7 +15,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from stquant.kernels.ops import AdamRule
+from stquant.kernels.ops import AdamRule, LionRule, SGDRule
 
 _SETTLED = 2.0**-30
 """b1**t below this changes no fp32 result, nor does a longer table."""
@@ -80,4 +80,52 @@ class AdamConstants:
             rule.lr * root * prepay_factor(beta1, step),
             rule.eps * root,
         )
-        return cls(*(map(to_fp32, exact) if single else exact))
+        return cls(*_rounded(exact, single))
+
+
+@dataclass(frozen=True, slots=True)
+class SGDConstants:
+    """Constants of an SGD step.
+
+    What an error in the momentum would still have moved the weight by is `error`: with mu the
+    momentum, lr * (mu + mu**2 + ...) = lr * mu / (1 - mu), and mu times that for nesterov, whose
+    step applies the momentum once more damped.
+    """
+
+    lr: float
+    momentum: float
+    rest: float
+    """1 - dampening."""
+    decay: float
+    error: float
+
+    @classmethod
+    def of(cls, rule: SGDRule, single: bool = True) -> SGDConstants:
+        """Fold the constants of `rule`, each rounded once to fp32 unless not `single`."""
+        mu = rule.momentum
+        ahead = mu / (1.0 - mu) if mu < 1.0 else 0.0
+        error = rule.lr * ahead * (mu if rule.nesterov else 1.0)
+        return cls(*_rounded((rule.lr, mu, 1.0 - rule.dampening, rule.weight_decay, error), single))
+
+
+@dataclass(frozen=True, slots=True)
+class LionConstants:
+    """Constants of a Lion step; `keep` is 1 - lr * weight_decay."""
+
+    lr: float
+    beta1: float
+    beta1_rest: float
+    beta2: float
+    beta2_rest: float
+    keep: float
+
+    @classmethod
+    def of(cls, rule: LionRule, single: bool = True) -> LionConstants:
+        """Fold the constants of `rule`, each rounded once to fp32 unless not `single`."""
+        (beta1, beta2), lr = rule.betas, rule.lr
+        exact = (lr, beta1, 1.0 - beta1, beta2, 1.0 - beta2, 1.0 - lr * rule.weight_decay)
+        return cls(*_rounded(exact, single))
+
+
+def _rounded(exact: tuple[float, ...], single: bool) -> tuple[float, ...]:
+    return tuple(map(to_fp32, exact)) if single else exact

@@ -86,3 +86,45 @@ class AdamRule:
     decoupled: bool
     maximize: bool
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SGDRule:
+    """Hyperparameters of one SGD step, shared by the items of a call.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Decay rate of `momentum_buffer`; 0 has no such state.
+        dampening: Share of the gradient that does not enter the momentum.
+        weight_decay: Decay of the weights, added to the gradient.
+        nesterov: Look one step ahead along the momentum.
+        maximize: Ascend instead of descend.
+        seed: Seed of stochastic rounding.
+    """
+
+    lr: float
+    momentum: float
+    dampening: float
+    weight_decay: float
+    nesterov: bool
+    maximize: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LionRule:
+    """Hyperparameters of one Lion step, shared by the items of a call.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Weight of `exp_avg` in the update, and its decay rate.
+        weight_decay: Decay of the weights themselves.
+        maximize: Ascend instead of descend.
+        seed: Seed of stochastic rounding.
+    """
+
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    maximize: bool
+    seed: int

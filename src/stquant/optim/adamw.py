@@ -11,7 +11,9 @@ from stquant.kernels.backend import Operations
 from stquant.kernels.ops import AdamRule, Item
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_range, check_unsupported
-from stquant.policy.policies import DEFAULT, Policy
+from stquant.policy.policies import Fixed, Policy
+
+DEFAULT = Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
 
 
 class Adam(PackedOptimizer):
@@ -91,7 +93,7 @@ class Adam(PackedOptimizer):
         for beta in group["betas"]:
             check_range("betas", float(beta), group["betas"], 0.0, 1.0)
         check_unsupported(group)
-        if group["amsgrad"] and self._policy(group).packs(self._states(group)):
+        if group["amsgrad"] and any(f.packed for f in self._policy(group).formats_of(self._states(group)).values()):
             raise ValueError(
                 "amsgrad=True needs policy='fp32': a running maximum of rounded averages only ever grows; "
                 "use amsgrad=False or policy='fp32'"

@@ -24,7 +24,6 @@ from stquant.storage.master import PackedResidual, WeightRounding, check_master_
 from stquant.storage.packed import PackedState
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_BOOKKEEPING = ("step", "noise_id", "residual")
 
 
 class PackedOptimizer(torch.optim.Optimizer):
@@ -95,7 +94,7 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _validate(self, groups: Sequence[dict[str, Any]]) -> None:
         for group in groups:
             self._check_options(group)
-            self._policy(group).check(self._states(group))
+            self._policy(group).check(self.STATES)
         for entry in named(groups):
             if hasattr(entry.param, "device_mesh"):
                 raise ValueError(f"parameter {entry.name!r} is a DTensor; this version trains plain tensors only")
@@ -154,7 +153,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         return Item(
             param=entry.param.detach(),
             grad=entry.param.grad.detach(),
-            states={key: value for key, value in state.items() if key not in _BOOKKEEPING},
+            states={name: state[name] for name in self._states(entry.group)},
             residual=state.get("residual"),
             stochastic=_rounding(entry).stochastic,
             step=int(state["step"]),
@@ -169,22 +168,31 @@ class PackedOptimizer(torch.optim.Optimizer):
             if not state:
                 if entry.param.requires_grad or entry.param.grad is not None:
                     self.state[entry.param] = self._fresh_state(entry)
-            elif any(isinstance(value, Mapping) for value in state.values()):
+                continue
+            if any(isinstance(value, Mapping) for value in state.values()):
                 # Some wrappers write what state_dict() returned straight into `state`.
-                self.state[entry.param] = self._absorb(entry, state, plain=False)
+                self.state[entry.param] = state = self._absorb(entry, state, plain=False)
+            if not self._states(entry.group).keys() <= state.keys():
+                # An option was switched on since, for example a momentum.
+                state.update({**self._fresh_states(entry), **state})
 
     def _fresh_state(self, entry: Named) -> dict[str, Any]:
-        param = entry.param
         state: dict[str, Any] = {
             "step": torch.tensor(0.0, dtype=torch.float32),
             "noise_id": restore.next_noise_id(self.state.values()),
         }
+        return self._with_residual(entry, {**state, **self._fresh_states(entry)})
+
+    def _fresh_states(self, entry: Named) -> dict[str, torch.Tensor | PackedState]:
+        param = entry.param
+        states: dict[str, torch.Tensor | PackedState] = {}
         for name, choice in self._choose(entry).items():
             if choice.format.packed:
-                state[name] = PackedState.zeros(choice.format, Grid.of(param.shape, choice.format.block), param.device)
+                grid = Grid.of(param.shape, choice.format.block)
+                states[name] = PackedState.zeros(choice.format, grid, param.device)
             else:
-                state[name] = presentation.plain_state(param)
-        return self._with_residual(entry, state)
+                states[name] = presentation.plain_state(param)
+        return states
 
     def _with_residual(self, entry: Named, state: dict[str, Any]) -> dict[str, Any]:
         """Add a residual of zeros if the parameter is to have one; its grid is that of the states."""

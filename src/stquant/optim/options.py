@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from stquant.policy.policies import Policy
 
 _UNSUPPORTED = {
     "foreach": "one kernel call already takes the whole list of parameters",
@@ -24,3 +27,13 @@ def check_unsupported(group: dict[str, Any]) -> None:
     for name, reason in _UNSUPPORTED.items():
         if group.get(name):
             raise ValueError(f"{name}={group[name]!r} is not supported: {reason}; leave {name} at its default")
+
+
+def check_prepay(policy: Policy, states: Mapping[str, bool], cause: str) -> None:
+    """Raise `ValueError` if the policy prepays a state where `cause` makes that impossible."""
+    for name, format in policy.formats_of(states).items():
+        if format.prepay:
+            raise ValueError(
+                f"{format.name} of {name} prepays what it rounds away, which {cause} does not admit; "
+                "use a format without prepay, for example mulaw4"
+            )

@@ -51,8 +51,8 @@ class Policy(Protocol):
         """Raise if the policy does not fit an optimizer with these states."""
         ...
 
-    def packs(self, states: Mapping[str, bool]) -> bool:
-        """Return whether any of the states may be packed."""
+    def formats_of(self, states: Mapping[str, bool]) -> dict[str, Format]:
+        """Return the format that each state has where a parameter can be packed."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,12 +90,11 @@ class Fixed:
         for name in self.formats:
             if name not in states:
                 raise FormatError(f"the policy names state {name!r}; this optimizer has {', '.join(states)}")
-        for name, signed in states.items():
-            self._format(name, signed)
+        self.formats_of(states)
 
-    def packs(self, states: Mapping[str, bool]) -> bool:
-        """Return whether any of the states may be packed."""
-        return any(self._format(name, signed).packed for name, signed in states.items())
+    def formats_of(self, states: Mapping[str, bool]) -> dict[str, Format]:
+        """Return the format that each state has where a parameter can be packed."""
+        return {name: self._format(name, signed) for name, signed in states.items()}
 
     def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
         """Choose the named formats, or fp32 for a parameter that cannot be packed."""
@@ -103,8 +102,7 @@ class Fixed:
         if facts.dtype is torch.float64:
             reason = "float64 parameter"
         choices = {}
-        for name, signed in states.items():
-            format = self._format(name, signed)
+        for name, format in self.formats_of(states).items():
             if not format.packed:
                 choices[name] = Choice(format, "policy")
             else:
@@ -144,9 +142,6 @@ class Fixed:
         shown += [f"{name}={choice!r}" for name, choice in self.formats.items()]
         return f"Fixed({', '.join(shown)})"
 
-
-DEFAULT = Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
-"""What optimizers use unless told otherwise: 2 bits with prepay for m, 1 bit for v."""
 
 _NAMED = {"fp32": Fixed(bits=32)}
 

@@ -1,0 +1,109 @@
+"""Fills the generated tables of README.md and docs/ from recorded measurements and the catalogue.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Run: make tables; with --check
+nothing is written and the exit status says whether anything would change.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stquant.report.formats import describe
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first column is text, the others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return a recorded measurement."""
+    loaded: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return loaded
+
+
+def formats(signed: bool) -> str:
+    """Every format of a kind of state."""
+    rows = [
+        [
+            f"`{row['name']}`",
+            str(row["number"]),
+            str(row["bits"]),
+            f"{row['true_bits']:g}",
+            str(row["levels"]),
+            row["rounding"],
+            *([row["prepay"]] if signed else []),
+            f"{row['rms_error']:.2g}",
+            *([] if signed else ["" if row["value_bias"] is None else f"{row['value_bias']:.1%}"]),
+        ]
+        for row in describe()
+        if (row["state"] == "signed") == signed
+    ]
+    extra = ["prepay", "RMS error"] if signed else ["RMS error", "value bias"]
+    return table(["format", "number", "bits", "with scale", "levels", "rounding", *extra], rows)
+
+
+def bytes_per_parameter() -> str:
+    """Live bytes of GPT-2 124M."""
+    rows = [
+        [
+            row["optimizer"],
+            *(f"{row[kind]:.2f}" for kind in ("weights", "residuals", "states", "total")),
+            f"{row['true_bits']:.2f}",
+        ]
+        for row in load("bytes_per_parameter")["rows"]
+    ]
+    return table(["bytes per parameter", "weights", "residual", "states", "sum", "bits per state element"], rows)
+
+
+def demo() -> str:
+    """The side-by-side comparison."""
+    rows = [
+        [
+            f"{row['model']}, {row['optimizer']}",
+            f"{row['loss']:.4f}",
+            f"{row['gap']:+.4f}",
+            f"{row['spread']:.4f}",
+            f"{row['true_bits']:.2f}",
+            f"{row['state_bytes']:,}",
+        ]
+        for row in load("demo")["rows"]
+    ]
+    return table(["run", "held-out loss", "gap to torch AdamW", "seed spread", "true bits", "state bytes"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "formats-signed": lambda: formats(signed=True),
+    "formats-non-negative": lambda: formats(signed=False),
+    "bytes-per-parameter": bytes_per_parameter,
+    "demo": demo,
+}
+
+
+def fill(text: str) -> str:
+    """Return a document with its tables made anew."""
+    return BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+
+
+def main() -> None:
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text()
+        if (new := fill(text)) != text:
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(new)
+    print(f"changed: {', '.join(stale) or 'nothing'}")
+    sys.exit(bool(stale) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Lion with a packed momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stquant.kernels.backend import Operations
+from stquant.kernels.ops import Item, LionRule
+from stquant.optim.base import PackedOptimizer
+from stquant.optim.options import check_prepay, check_range, check_unsupported
+from stquant.policy.policies import Fixed, Policy
+
+DEFAULT = Fixed(exp_avg="mulaw4")
+
+
+class Lion(PackedOptimizer):
+    """Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023).
+
+    Args:
+        params: Tensors, groups, or `model.named_parameters()`.
+        lr: Learning rate, a float or a one-element tensor; read at each step.
+        betas: Weight of `exp_avg` in the update, and its decay rate.
+        weight_decay: Decay of the weights themselves.
+        maximize: Ascend instead of descend.
+        foreach: None or False; there is no such implementation.
+        capturable: False; steps cannot be captured in a graph.
+        differentiable: False; steps cannot be differentiated.
+        fused: None or False; no compiled kernel serves.
+        policy: Format of `exp_avg`: "fp32" or an object such as `Fixed(bits=8)`. The default is
+            4 bits. Formats with prepay raise: the update is a sign, so nothing can be prepaid.
+        master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
+        backend: Kernels: "reference", or None for the best of this machine.
+        seed: Seed of stochastic rounding.
+
+    Raises:
+        ValueError: An argument is out of range or not supported.
+    """
+
+    STATES = {"exp_avg": True}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        policy: Policy | str = DEFAULT,
+        master_bits: int | str | None = "auto",
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults, policy, master_bits, backend, seed)
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay"):
+            check_range(name, float(group[name]), group[name], 0.0)
+        for beta in group["betas"]:
+            check_range("betas", float(beta), group["betas"], 0.0, 1.0)
+        check_unsupported(group)
+        check_prepay(self._policy(group), self.STATES, "the sign update of Lion")
+
+    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+        beta1, beta2 = group["betas"]
+        rule = LionRule(
+            lr=float(group["lr"]),
+            betas=(float(beta1), float(beta2)),
+            weight_decay=float(group["weight_decay"]),
+            maximize=group["maximize"],
+            seed=seed,
+        )
+        kernels.lion_step_(items, rule)

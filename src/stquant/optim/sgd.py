@@ -1,0 +1,105 @@
+"""SGD with a packed momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from stquant.kernels.backend import Operations
+from stquant.kernels.ops import Item, SGDRule
+from stquant.optim.base import PackedOptimizer
+from stquant.optim.options import check_prepay, check_range, check_unsupported
+from stquant.policy.policies import Fixed, Policy
+
+DEFAULT = Fixed(momentum_buffer="dynamic2")
+
+
+class SGD(PackedOptimizer):
+    """Stochastic gradient descent with the state `momentum_buffer` packed.
+
+    Positional arguments, their order, defaults and meaning are those of `torch.optim.SGD`. A
+    format with prepay applies what the rounding drops at once, `momentum / (1 - momentum)` times
+    (nesterov: `momentum**2 / (1 - momentum)`), which is what it would have moved the weight by.
+
+    Args:
+        params: Tensors, groups, or `model.named_parameters()`.
+        lr: Learning rate, a float or a one-element tensor; read at each step.
+        momentum: Decay rate of the momentum; 0 keeps no state.
+        dampening: Share of the gradient that does not enter the momentum.
+        weight_decay: Decay of the weights, added to the gradient.
+        nesterov: Nesterov momentum; needs a momentum and no dampening.
+        maximize: Ascend instead of descend.
+        foreach: None or False; there is no such implementation.
+        differentiable: False; steps cannot be differentiated.
+        fused: None or False; no compiled kernel serves.
+        policy: Format of the momentum: "fp32" or an object such as `Fixed(bits=4)`. The default
+            is 2 bits with prepay.
+        master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
+        backend: Kernels: "reference", or None for the best of this machine.
+        seed: Seed of stochastic rounding.
+
+    Raises:
+        ValueError: An argument is out of range or not supported.
+    """
+
+    STATES = {"momentum_buffer": True}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        policy: Policy | str = DEFAULT,
+        master_bits: int | str | None = "auto",
+        backend: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(params, defaults, policy, master_bits, backend, seed)
+
+    def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
+        return self.STATES if group["momentum"] else {}
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "momentum", "weight_decay"):
+            check_range(name, float(group[name]), group[name], 0.0)
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError(
+                f"nesterov=True was given with momentum={group['momentum']!r} and dampening={group['dampening']!r}; "
+                "it needs a momentum above 0 and dampening 0"
+            )
+        check_unsupported(group)
+        if group["momentum"] >= 1:
+            check_prepay(self._policy(group), self._states(group), f"momentum={group['momentum']!r}")
+
+    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+        rule = SGDRule(
+            lr=float(group["lr"]),
+            momentum=float(group["momentum"]),
+            dampening=float(group["dampening"]),
+            weight_decay=float(group["weight_decay"]),
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            seed=seed,
+        )
+        kernels.sgd_step_(items, rule)
