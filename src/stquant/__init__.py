@@ -4,6 +4,7 @@ from stquant.codecs.catalog import formats
 from stquant.errors import BackendError, CheckpointError, FormatError, StquantError
 from stquant.optim.adamw import Adam, AdamW
 from stquant.optim.lion import Lion
+from stquant.optim.masters import cast_model, export_fp32
 from stquant.optim.sgd import SGD
 from stquant.policy.policies import Fixed, Policy
 
@@ -20,5 +21,7 @@ __all__ = [
     "Lion",
     "Policy",
     "StquantError",
+    "cast_model",
+    "export_fp32",
     "formats",
 ]

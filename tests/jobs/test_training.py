@@ -51,7 +51,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(model: str, tmp_path: Path)
         Job(model, "2+1", seed=4, steps=6).run().resume(tmp_path / "checkpoint.pt")
 
 
-@pytest.mark.parametrize("text", [*DEMO, "fp32", "8", "dynamic3+log2", "fp32+log1"])
+@pytest.mark.parametrize("text", [*DEMO, "fp32", "8", "dynamic3+log2", "fp32+log1", "sgd:dynamic2", "lion:4"])
 def test_every_contender_takes_a_step(text: str) -> None:
     run = Job("vit", text, steps=2).run()
     losses = list(run.train())
@@ -61,7 +61,7 @@ def test_every_contender_takes_a_step(text: str) -> None:
     assert (result["true_bits"] == pytest.approx(32, abs=0.1)) == (text in ("torch", "nadam", "fp32"))
 
 
-@pytest.mark.parametrize("text", ["", "3+2+1", "two", "2+", "9", "log4+mulaw4"])
+@pytest.mark.parametrize("text", ["", "3+2+1", "two", "2+", "9", "log4+mulaw4", "rmsprop:4", "sgd:2+1"])
 def test_unknown_contenders_raise(text: str) -> None:
     with pytest.raises(FormatError):
         contender(text).make(torch.nn.Linear(64, 64).named_parameters(), WORKLOADS["gpt2"])

@@ -19,7 +19,7 @@ def test_signatures_extend_those_of_torch(cls: str) -> None:
     ours = list(inspect.signature(getattr(stquant, cls)).parameters.values())
     theirs = list(inspect.signature(getattr(torch.optim, cls)).parameters.values())
     assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [(p.name, p.kind, p.default) for p in theirs]
-    assert [p.name for p in ours[len(theirs) :]] == ["policy", "master_bits", "backend", "seed"]
+    assert [p.name for p in ours[len(theirs) :]] == ["policy", "master_bits", "masters", "backend", "seed"]
     assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stquant import AdamW, Fixed
+from stquant import SGD, AdamW, Fixed, Lion
 from stquant.errors import FormatError
 from stquant.jobs.workloads import Workload
 
@@ -44,7 +44,8 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
     Args:
         text: "torch" (fp32 AdamW of torch), "nadam" (fp32 NAdam of torch), "fp32" (ours,
             unpacked), a width such as "4", or formats or widths of `exp_avg` and `exp_avg_sq`
-            such as "2+1" or "dynamic2+log1".
+            such as "2+1" or "dynamic2+log1". "sgd:" and "lion:" before "fp32", a width or a
+            format take those optimizers.
         seed: Seed of stochastic rounding.
         master_bits: Bits of the residual of bf16 parameters.
 
@@ -55,34 +56,56 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
         return Contender("torch AdamW", _torch_adamw)
     if text == "nadam":
         return Contender("torch NAdam", _torch_nadam)
-    policy = _policy(text)
+    kind, _, formats = text.rpartition(":")
+    if kind not in _OURS:
+        raise FormatError(f"optimizer {kind!r} of {text!r} is unknown; use one of {sorted(filter(None, _OURS))}")
+    ours = _OURS[kind]
+    policy = _policy(formats, ours.states)
 
     def make(params: Any, workload: Workload) -> torch.optim.Optimizer:
-        return AdamW(
-            params,
-            lr=workload.lr,
-            betas=workload.betas,
-            weight_decay=workload.weight_decay,
-            policy=policy,
-            master_bits=master_bits,
-            seed=seed,
-        )
+        options = ours.options(workload)
+        return ours.make(params, policy=policy, master_bits=master_bits, seed=seed, **options)
 
     return Contender(f"STQuant {text}", make)
 
 
-def _policy(text: str) -> Fixed:
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """One of our optimizers: its states, and its recipe derived from that of AdamW."""
+
+    make: Callable[..., torch.optim.Optimizer]
+    states: tuple[str, ...]
+    options: Callable[[Workload], dict[str, Any]]
+
+
+_OURS = {
+    "": _Ours(
+        AdamW,
+        ("exp_avg", "exp_avg_sq"),
+        lambda w: {"lr": w.lr, "betas": w.betas, "weight_decay": w.weight_decay},
+    ),
+    "sgd": _Ours(
+        SGD,
+        ("momentum_buffer",),
+        lambda w: {"lr": 100 * w.lr, "momentum": 0.9, "weight_decay": 1e-4},
+    ),
+    "lion": _Ours(Lion, ("exp_avg",), lambda w: {"lr": w.lr / 5, "weight_decay": 5 * w.weight_decay}),
+}
+"""Lion's step is a sign, so its rate is smaller and its decay larger; SGD's rate is not adaptive."""
+
+
+def _policy(text: str, states: tuple[str, ...]) -> Fixed:
     parts: list[str | int] = [int(part) if part.isdigit() else part for part in text.split("+")]
     if parts == ["fp32"]:
         return Fixed(bits=32)
     if len(parts) == 1 and isinstance(parts[0], int):
         return Fixed(bits=parts[0])
-    if len(parts) != 2:
+    if len(parts) != len(states):
         raise FormatError(
             f"policy {text!r} is unknown; use torch, nadam, fp32, a width such as 4, "
-            "or formats of exp_avg and exp_avg_sq such as 2+1 or dynamic2+log1"
+            f"or formats of {' and '.join(states)} such as {'+'.join('21'[: len(states)])}"
         )
-    return Fixed(exp_avg=parts[0], exp_avg_sq=parts[1])
+    return Fixed(**dict(zip(states, parts, strict=True)))
 
 
 DEMO = ("torch", "nadam", "2+1", "4")

@@ -39,6 +39,7 @@ class Adam(PackedOptimizer):
         master_bits: Bits of the packed residual that a bf16 parameter gets: 1 to 8 or 16; 0
             rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
             for fp16, which takes 0 or None only. fp32 parameters have none.
+        masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
 
@@ -65,6 +66,7 @@ class Adam(PackedOptimizer):
         decoupled_weight_decay: bool = False,
         policy: Policy | str = DEFAULT,
         master_bits: int | str | None = "auto",
+        masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -81,7 +83,7 @@ class Adam(PackedOptimizer):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        super().__init__(params, defaults, policy, master_bits, backend, seed)
+        super().__init__(params, defaults, policy, master_bits, masters, backend, seed)
 
     def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
         return {**self.STATES, "max_exp_avg_sq": False} if group["amsgrad"] else self.STATES
@@ -136,6 +138,7 @@ class AdamW(Adam):
         fused: bool | None = None,
         policy: Policy | str = DEFAULT,
         master_bits: int | str | None = "auto",
+        masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -154,6 +157,7 @@ class AdamW(Adam):
             decoupled_weight_decay=True,
             policy=policy,
             master_bits=master_bits,
+            masters=masters,
             backend=backend,
             seed=seed,
         )

@@ -18,6 +18,7 @@ from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.codecs.blocks import Grid
 from stquant.kernels.backend import Operations, resolve
 from stquant.kernels.ops import Item
+from stquant.optim.masters import check_masters
 from stquant.policy.policies import Choice, ParameterFacts, Policy, parse
 from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import PackedResidual, WeightRounding, check_master_bits
@@ -35,6 +36,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         defaults: torch's hyperparameters.
         policy: Chooses the formats.
         master_bits: Bits of the residual of bf16 parameters.
+        masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Name of the kernels to use; None takes the best of this machine.
         seed: Seed of stochastic rounding.
     """
@@ -48,6 +50,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         defaults: dict[str, Any],
         policy: Policy | str,
         master_bits: int | str | None,
+        masters: dict[str, torch.Tensor] | None,
         backend: str | None,
         seed: int,
     ) -> None:
@@ -57,6 +60,9 @@ class PackedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"seed={seed!r} is not an integer; use for example seed=0")
         config = GroupConfig(parse(policy), check_master_bits(master_bits), seed)
         super().__init__(params, {**defaults, GROUP_KEY: config.dump()})
+        entries = {entry.name: entry for entry in named(self.param_groups)}
+        check_masters(masters or {}, {name: (e.param, _rounding(e).residual_bits) for name, e in entries.items()})
+        self._masters = dict(masters or {})
         self.register_state_dict_post_hook(_present)
 
     def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
@@ -181,7 +187,7 @@ class PackedOptimizer(torch.optim.Optimizer):
             "step": torch.tensor(0.0, dtype=torch.float32),
             "noise_id": restore.next_noise_id(self.state.values()),
         }
-        return self._with_residual(entry, {**state, **self._fresh_states(entry)})
+        return self._with_residual(entry, {**state, **self._fresh_states(entry)}, self._masters.pop(entry.name, None))
 
     def _fresh_states(self, entry: Named) -> dict[str, torch.Tensor | PackedState]:
         param = entry.param
@@ -194,13 +200,16 @@ class PackedOptimizer(torch.optim.Optimizer):
                 states[name] = presentation.plain_state(param)
         return states
 
-    def _with_residual(self, entry: Named, state: dict[str, Any]) -> dict[str, Any]:
-        """Add a residual of zeros if the parameter is to have one; its grid is that of the states."""
+    def _with_residual(self, entry: Named, state: dict[str, Any], start: torch.Tensor | None) -> dict[str, Any]:
+        """Add a residual if the parameter is to have one; its grid is that of the states."""
         bits = _rounding(entry).residual_bits
         if bits and "residual" not in state:
             grids = [value.grid for value in state.values() if isinstance(value, PackedState)]
             grid = grids[0] if grids else Grid.of(entry.param.shape, 128)
-            state["residual"] = PackedResidual.zeros(bits, grid, entry.param.device)
+            if start is None:
+                state["residual"] = PackedResidual.zeros(bits, grid, entry.param.device)
+            else:
+                state["residual"] = PackedResidual.pack(bits, grid, start.to(entry.param.device))
         return state
 
     def _choose(self, entry: Named) -> dict[str, Choice]:
@@ -228,13 +237,16 @@ class PackedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             state = restore.build_states(state_dict, groups, self._absorb)
         self.__setstate__({"state": type(self.state)(dict, state), "param_groups": groups})
+        for entry in named(groups):
+            if entry.param in state:
+                self._masters.pop(entry.name, None)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
     def _absorb(self, entry: Named, saved: Mapping[str, Any], plain: bool) -> dict[str, Any]:
         choices = self._choose(entry) if plain else None
         state = presentation.absorb(entry.name, entry.param, saved, self._states(entry.group), choices)
-        return self._with_residual(entry, state)
+        return self._with_residual(entry, state, self._masters.get(entry.name))
 
     def export_state_dict(self) -> dict[str, Any]:
         """Return a state dict that torch's optimizer of this name loads, with decoded fp32 states.
@@ -254,7 +266,7 @@ class PackedOptimizer(torch.optim.Optimizer):
                 yield from rows_of(entry.name, entry.param, self.state[entry.param], reasons)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_backend_name": self._backend_name}
+        return {**super().__getstate__(), "_backend_name": self._backend_name, "_masters": self._masters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_new = "_optimizer_state_dict_post_hooks" not in self.__dict__

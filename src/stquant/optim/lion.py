@@ -32,6 +32,7 @@ class Lion(PackedOptimizer):
         policy: Format of `exp_avg`: "fp32" or an object such as `Fixed(bits=8)`. The default is
             4 bits. Formats with prepay raise: the update is a sign, so nothing can be prepaid.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
+        masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
 
@@ -55,6 +56,7 @@ class Lion(PackedOptimizer):
         fused: bool | None = None,
         policy: Policy | str = DEFAULT,
         master_bits: int | str | None = "auto",
+        masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -68,7 +70,7 @@ class Lion(PackedOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, policy, master_bits, backend, seed)
+        super().__init__(params, defaults, policy, master_bits, masters, backend, seed)
 
     def _check_options(self, group: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):

@@ -37,6 +37,7 @@ class SGD(PackedOptimizer):
         policy: Format of the momentum: "fp32" or an object such as `Fixed(bits=4)`. The default
             is 2 bits with prepay.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
+        masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
 
@@ -61,6 +62,7 @@ class SGD(PackedOptimizer):
         fused: bool | None = None,
         policy: Policy | str = DEFAULT,
         master_bits: int | str | None = "auto",
+        masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -75,7 +77,7 @@ class SGD(PackedOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, policy, master_bits, backend, seed)
+        super().__init__(params, defaults, policy, master_bits, masters, backend, seed)
 
     def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
         return self.STATES if group["momentum"] else {}
