@@ -105,7 +105,8 @@ def _policy(text: str, states: tuple[str, ...]) -> Fixed:
             f"policy {text!r} is unknown; use torch, nadam, fp32, a width such as 4, "
             f"or formats of {' and '.join(states)} such as {'+'.join('21'[: len(states)])}"
         )
-    return Fixed(**dict(zip(states, parts, strict=True)))
+    formats: dict[str, Any] = dict(zip(states, parts, strict=True))
+    return Fixed(**formats)
 
 
 DEMO = ("torch", "nadam", "2+1", "4")
