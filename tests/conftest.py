@@ -8,9 +8,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
+for profile, examples in {"default": 30, "long": 10_000}.items():
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
 settings.load_profile("default")
 
 

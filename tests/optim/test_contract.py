@@ -171,10 +171,26 @@ def test_every_shape_steps(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def test_many_tiny_tensors() -> None:
-    params = [torch.nn.Parameter(torch.randn(8)) for _ in range(500)]
+    params = [torch.nn.Parameter(torch.randn(8)) for _ in range(5000)]
     optimizer = stquant.AdamW(params, lr=1e-2)
     run(optimizer, params, gradients(params, 1))
-    assert len(optimizer.state) == 500
+    assert len(optimizer.state) == 5000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_gradients_of_another_dtype_are_converted(dtype: torch.dtype) -> None:
+    outcomes = []
+    for given in (dtype, torch.bfloat16):
+        params = parameters(dtype=torch.bfloat16)
+        optimizer = stquant.AdamW(params, lr=1e-2)
+        for grads in gradients(params, 2):
+            for p, g in zip(params, grads, strict=True):
+                p.grad_dtype = given
+                # What bf16 and fp16 both hold exactly.
+                p.grad = torch.where(g.abs() < 2.0**-10, 0.0, g).clamp(-100, 100).bfloat16().to(given)
+            optimizer.step()
+        outcomes.append(snapshot(optimizer, params))
+    assert same(*outcomes)
 
 
 def test_closures_are_evaluated_with_gradients() -> None:
