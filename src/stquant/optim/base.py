@@ -16,7 +16,7 @@ from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.codecs.blocks import Grid
-from stquant.kernels.backend import Operations, resolve
+from stquant.kernels.backend import Operations, resolve, warn_if_slow
 from stquant.kernels.ops import Item
 from stquant.optim.masters import check_masters
 from stquant.policy.policies import Choice, ParameterFacts, Policy, parse
@@ -55,6 +55,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         seed: int,
     ) -> None:
         resolve(backend)
+        warn_if_slow(backend)
         self._backend_name = backend
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"seed={seed!r} is not an integer; use for example seed=0")

@@ -1,0 +1,75 @@
+// The module stquant._cpu: records in, work done. The only file that knows Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "dispatch.h"
+
+namespace nb = nanobind;
+using namespace stquant;
+
+static void check_state(const State& state) {
+  const int64_t bits = state.bits;
+  bool known = false;
+  switch (state.family) {
+    case kAbsent: return;
+    case kPlain: known = true; break;
+    case kDynamic: known = bits == 0 || bits == 2 || bits == 3; break;
+    case kMulaw: known = bits == 4 || bits == 5 || bits == 6 || bits == 8; break;
+    case kLog:
+      known = bits >= 0 && bits <= 8 && bits != 7 && state.log2_step >= -8 && state.log2_step <= 1 && state.lo >= -64 &&
+              state.lo <= 64;
+      break;
+  }
+  if (!known) throw std::invalid_argument("a state has an unknown format");
+}
+
+static std::vector<Item> read(nb::bytes records) {
+  if (records.size() % sizeof(Item)) throw std::invalid_argument("records have another size than the module expects");
+  std::vector<Item> items(records.size() / sizeof(Item));
+  std::memcpy(items.data(), records.c_str(), records.size());
+  for (const Item& item : items) {
+    const int64_t block = item.grid.block, bits = item.residual_bits;
+    if (block < kMinBlock || block > kMaxBlock || block & (block - 1))
+      throw std::invalid_argument("block is not a power of two between 32 and 1024");
+    if (item.grid.rows < 0 || item.grid.row < 1) throw std::invalid_argument("a grid has no elements");
+    if (bits < 0 || (bits > 8 && bits != 16)) throw std::invalid_argument("residual bits are 0 to 8, or 16");
+    for (const State& state : item.states) check_state(state);
+  }
+  return items;
+}
+
+static void run_all(RangeKernel kernel, nb::bytes records, int threads) {
+  const std::vector<Item> items = read(records);
+  nb::gil_scoped_release release;
+  run(kernel, items.data(), int64_t(items.size()), threads);
+}
+
+NB_MODULE(_cpu, m) {
+  m.attr("RECORD_BYTES") = sizeof(Item);
+  m.attr("MAX_BLOCK") = kMaxBlock;
+  m.def("available", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : available()) names.push_back(kernels->name);
+    return names;
+  });
+  m.def("active", [] { return std::string(active().name); });
+  m.def("use", &use);
+  m.def("adam", [](nb::bytes records, int threads) { run_all(active().adam, records, threads); });
+  m.def("decode", [](nb::bytes records, int threads) { run_all(active().decode, records, threads); });
+  m.def("encode", [](nb::bytes records, int threads) { run_all(active().encode, records, threads); });
+  m.def("recode", [](nb::bytes records, int threads) { run_all(active().recode, records, threads); });
+  m.def("stats", [](nb::bytes records, int threads) {
+    const std::vector<Item> items = read(records);
+    if (items.size() != 1) throw std::invalid_argument("stats takes one record");
+    Stats sums;
+    {
+      nb::gil_scoped_release release;
+      sums = stats(items[0], threads);
+    }
+    return std::vector<int64_t>(&sums.elements, &sums.elements + sizeof(Stats) / sizeof(int64_t));
+  });
+}

@@ -1,0 +1,26 @@
+// Which instruction set serves, and how the work is spread over threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "layout.h"
+
+namespace stquant {
+
+// Instruction sets that were compiled in and that this processor has, the best one first.
+std::vector<const Kernels*> available();
+
+// The instruction set in use. The first call chooses the best, or the one that the environment
+// variable STQUANT_CPU_ISA names; throws std::invalid_argument if that is not available.
+const Kernels& active();
+
+// Uses the instruction set `name` from now on; the best one if `name` is empty.
+void use(const std::string& name);
+
+// Runs a kernel over all blocks of all items. The result does not depend on `threads`.
+void run(RangeKernel kernel, const Item* items, int64_t count, int threads);
+
+Stats stats(const Item& item, int threads);
+
+}  // namespace stquant

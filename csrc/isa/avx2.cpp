@@ -1,0 +1,7 @@
+// AVX2, with the flags that CMakeLists.txt gives this file.
+#include "../layout.h"
+
+namespace stquant::avx2 {
+#define STQ_NAME "avx2"
+#include "kernels.h"
+}  // namespace stquant::avx2

@@ -1,0 +1,10 @@
+// Everything that is compiled once per instruction set; included inside its namespace.
+// clang-format off: the order matters, each header builds on those before
+#include "../codec.h"
+#include "../chunks.h"
+#include "../steps.h"
+#include "../transfers.h"
+// clang-format on
+
+extern const Kernels kernels;
+const Kernels kernels{STQ_NAME, adam_range, decode_range, encode_range, recode_range, stats_range};

@@ -1,0 +1,7 @@
+// Whatever the platform guarantees; on x86-64 that is SSE2.
+#include "../layout.h"
+
+namespace stquant::scalar {
+#define STQ_NAME "scalar"
+#include "kernels.h"
+}  // namespace stquant::scalar

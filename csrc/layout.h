@@ -1,0 +1,80 @@
+// What a call is given: plain records that Python fills field by field (kernels/cpu.py, _RECORD),
+// and the walk over the blocks of a parameter. Knows nothing of Python, torch or instruction sets.
+#pragma once
+
+#include <cstdint>
+
+namespace stquant {
+
+// Elements worked on at a time; a chunk is a whole number of blocks. Large enough that the blocks
+// of a chunk hide each other's latencies, small enough that the buffers stay in the first cache.
+constexpr int kChunk = 1024;
+constexpr int kMinBlock = 32;
+constexpr int kMaxBlock = kChunk;
+constexpr int kMaxBlocks = kChunk / kMinBlock;
+constexpr int kCodesPerLane = 8;
+
+enum Dtype : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum Family : int64_t { kAbsent = 0, kPlain = 1, kDynamic = 2, kMulaw = 3, kLog = 4 };
+
+// Every field of a record is 8 bytes wide, so that there is no padding to agree on.
+struct Grid {
+  int64_t rows, row, block;
+
+  int64_t blocks_per_row() const { return (row + block - 1) / block; }
+  int64_t blocks() const { return rows * blocks_per_row(); }
+};
+
+struct State {
+  void* data;     // codes of a packed state, fp32 values of a plain one
+  float* scales;  // one per block
+  int64_t family, bits, stochastic, prepay;
+  int64_t lo, log2_step;  // octaves of LOG
+  uint64_t key;           // of the random numbers
+
+  bool packed() const { return family > kPlain; }
+};
+
+struct Item {
+  Grid grid;
+  void* weight;  // or the plain tensor that is encoded or decoded
+  int64_t weight_dtype;
+  const void* grad;
+  int64_t grad_dtype;
+  uint8_t* residual;
+  int64_t residual_bits;
+  int64_t stochastic;  // rounding of a 16-bit weight
+  uint64_t key;        // of its random numbers
+  int64_t maximize;
+  State states[3];
+  double constants[9];  // fp32 values, in the order of the rule
+};
+
+// Sums over a state; see kernels/reference/stats.py.
+constexpr int kEnergyBins = 32;
+struct Stats {
+  int64_t elements, zeros, saturated, ratio, ratio2, ratio4;
+  int64_t energy[kEnergyBins];
+};
+
+// A run of consecutive blocks. `lane` counts the lanes before a block: times the bits of a code
+// that is the offset of its bytes, at every width. `full` says that the elements are contiguous.
+struct Chunk {
+  int64_t first;
+  int blocks, block;
+  bool full;
+  int64_t element[kMaxBlocks];
+  int64_t lane[kMaxBlocks];
+  int count[kMaxBlocks];
+};
+
+using RangeKernel = void (*)(const Item& item, int64_t first, int64_t last);
+
+// The entry points of one instruction set: each works on the blocks [first, last) of an item.
+struct Kernels {
+  const char* name;
+  RangeKernel adam, decode, encode, recode;
+  void (*stats)(const Item& item, int64_t first, int64_t last, Stats& sums);
+};
+
+}  // namespace stquant

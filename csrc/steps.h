@@ -1,0 +1,170 @@
+// The rules: whole optimizer steps, chunk by chunk. Order of operations: kernels/reference.
+//
+// Included inside the namespace of one instruction set, after chunks.h.
+
+// Buffers of one chunk; a short block is padded with zeros to a full one.
+struct Buffers {
+  alignas(64) float weight[kChunk];
+  alignas(64) float grad[kChunk];
+  alignas(64) float first[kChunk];
+  alignas(64) float second[kChunk];
+  alignas(64) uint32_t random[kChunk];
+  uint8_t bad[kChunk];
+};
+
+constexpr float kLargestSquare = 0x1p120f;
+
+struct AdamConstants {
+  float beta1, beta1_rest, beta2, beta2_rest, keep, decay, momentum, error, eps;
+
+  STQ_INLINE AdamConstants of(const double* c) {
+    return {float(c[0]), float(c[1]), float(c[2]), float(c[3]), float(c[4]),
+            float(c[5]), float(c[6]), float(c[7]), float(c[8])};
+  }
+};
+
+// Scales of a chunk's blocks before they are stored.
+struct BlockSums {
+  int32_t top, bottom;  // bit patterns of the largest and the largest negated momentum, or 0
+  float square;         // sum of the squared gradients
+};
+
+// Updates the averages of one block. A square above `limit` is cut; NaN passes.
+STQ_INLINE BlockSums adam_averages(const float* __restrict grad, float* __restrict first, float* __restrict second,
+                                   int half, const AdamConstants& c, float limit) {
+  alignas(64) float sums[kMaxBlock / 2];
+  int32_t top = 0, bottom = 0;
+  STQ_SIMD
+  for (int i = 0; i < half; ++i) {
+    const float g0 = grad[i], g1 = grad[i + half];
+    const float m0 = c.beta1 * first[i] + c.beta1_rest * g0, m1 = c.beta1 * first[i + half] + c.beta1_rest * g1;
+    float q0 = g0 * g0, q1 = g1 * g1;
+    q0 = limit < q0 ? limit : q0;
+    q1 = limit < q1 ? limit : q1;
+    first[i] = m0, first[i + half] = m1;
+    second[i] = c.beta2 * second[i] + c.beta2_rest * q0;
+    second[i + half] = c.beta2 * second[i + half] + c.beta2_rest * q1;
+    sums[i] = q0 + q1;
+    const int32_t b0 = bits_of(m0), b1 = bits_of(m1);
+    const int32_t n0 = b0 ^ int32_t(kSign), n1 = b1 ^ int32_t(kSign);
+    top = top > b0 ? top : b0;
+    top = top > b1 ? top : b1;
+    bottom = bottom > n0 ? bottom : n0;
+    bottom = bottom > n1 ? bottom : n1;
+  }
+  return {top, bottom, tree_sum(sums, half)};
+}
+
+// Takes elements with a non-finite momentum out of a block and marks them; rare, so not fast.
+static BlockSums adam_drop_bad(const float* grad, float* first, float* second, uint8_t* bad, int half) {
+  float sums[kMaxBlock / 2];
+  int32_t top = 0, bottom = 0;
+  for (int i = 0; i < 2 * half; ++i) {
+    bad[i] = (bits_of(first[i]) & kInfinity) == kInfinity;
+    if (bad[i]) first[i] = second[i] = 0.0f;
+    const int32_t pattern = bits_of(first[i]), negated = pattern ^ int32_t(kSign);
+    top = top > pattern ? top : pattern;
+    bottom = bottom > negated ? bottom : negated;
+  }
+  for (int i = 0; i < half; ++i) {
+    float q0 = grad[i] * grad[i], q1 = grad[i + half] * grad[i + half];
+    q0 = bad[i] ? 0.0f : kLargestSquare < q0 ? kLargestSquare : q0;
+    q1 = bad[i + half] ? 0.0f : kLargestSquare < q1 ? kLargestSquare : q1;
+    sums[i] = q0 + q1;
+  }
+  return {top, bottom, tree_sum(sums, half)};
+}
+
+STQ_INLINE float* load_grad(const Item& item, const Chunk& chunk, const float* weight, float decay, float* buffer) {
+  float* grad = view_tensor(item.grad, item.grad_dtype, chunk, buffer);
+  const int n = chunk.blocks * chunk.block;
+  if (item.maximize) {
+    for (int i = 0; i < n; ++i) buffer[i] = -grad[i];
+    grad = buffer;
+  }
+  if (decay != 0.0f) {
+    for (int i = 0; i < n; ++i) buffer[i] = grad[i] + decay * weight[i];
+    grad = buffer;
+  }
+  return grad;
+}
+
+STQ_INLINE void load_state(const State& state, const Chunk& chunk, float* out) {
+  if (state.packed()) {
+    decoder(state)(state, chunk, out);
+    clear_padding(chunk, out);
+  } else {
+    load_tensor(state.data, kFloat32, chunk, out);
+  }
+}
+
+STQ_INLINE void keep_maximum(const State& state, const Chunk& chunk, float* buffer, float* second) {
+  load_tensor(state.data, kFloat32, chunk, buffer);
+  for (int i = 0; i < chunk.blocks * chunk.block; ++i)
+    second[i] = buffer[i] > second[i] || buffer[i] != buffer[i] ? buffer[i] : second[i];
+  store_tensor(state.data, kFloat32, chunk, second);
+}
+
+static void adam_range(const Item& item, int64_t begin, int64_t end) {
+  const AdamConstants c = AdamConstants::of(item.constants);
+  const State &first = item.states[0], &second = item.states[1], &maximum = item.states[2];
+  const bool any_packed = first.packed() || second.packed();
+  const float limit = second.packed() ? kLargestSquare : __builtin_inff();
+  const EncodeChunk encode_first = first.packed() ? encoder(first, first.prepay, false) : nullptr;
+  const EncodeChunk encode_second = second.packed() ? encoder(second, false, second.stochastic) : nullptr;
+  const int half = int(item.grid.block) / 2;
+  Buffers buffers;
+  Chunk chunk;
+  BlockSums sums[kMaxBlocks];
+  float scales[kMaxBlocks];
+
+  for (int64_t at = begin; at < end; at += chunk.blocks) {
+    chunk_at(item.grid, at, end, chunk);
+    const int n = chunk.blocks * chunk.block;
+    float* weight = load_weight(item, chunk, buffers.weight);
+    const float* grad = load_grad(item, chunk, weight, c.decay, buffers.grad);
+    load_state(first, chunk, buffers.first);
+    load_state(second, chunk, buffers.second);
+
+    int32_t largest = 0;
+    for (int b = 0; b < chunk.blocks; ++b) {
+      const int o = b * chunk.block;
+      sums[b] = half == 64 ? adam_averages(grad + o, buffers.first + o, buffers.second + o, 64, c, limit)
+                           : adam_averages(grad + o, buffers.first + o, buffers.second + o, half, c, limit);
+      largest = largest > sums[b].top ? largest : sums[b].top;
+      largest = largest > sums[b].bottom ? largest : sums[b].bottom;
+    }
+    if (!first.packed()) store_tensor(first.data, kFloat32, chunk, buffers.first);
+    if (!second.packed()) store_tensor(second.data, kFloat32, chunk, buffers.second);
+    const bool any_bad = any_packed && largest >= kInfinity;
+    if (any_bad)
+      for (int b = 0, o = 0; b < chunk.blocks; ++b, o += chunk.block)
+        sums[b] = adam_drop_bad(grad + o, buffers.first + o, buffers.second + o, buffers.bad + o, half);
+
+    float momentum = c.momentum;
+    if (first.packed()) {
+      for (int b = 0; b < chunk.blocks; ++b)
+        first.scales[at + b] = scales[b] = signed_scale(first, sums[b].top, sums[b].bottom);
+      encode_first(first, chunk, scales, buffers.first, buffers.random, {c.momentum, c.error});
+      if (first.prepay) momentum = 1.0f;  // the encoder has left momentum * m + error * e
+    }
+    if (second.packed()) {
+      for (int b = 0; b < chunk.blocks; ++b)
+        second.scales[at + b] = scales[b] =
+            c.beta2 * second.scales[at + b] + c.beta2_rest * (sums[b].square / float(chunk.count[b]));
+      if (second.stochastic) draw_chunk(second.key, chunk, buffers.random);
+      clear_padding(chunk, buffers.second);
+      encode_second(second, chunk, scales, buffers.second, buffers.random, {});
+    }
+    if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
+
+    float* __restrict w = weight;
+    STQ_SIMD
+    for (int i = 0; i < n; ++i)
+      w[i] = c.keep * w[i] - momentum * buffers.first[i] / (__builtin_sqrtf(buffers.second[i]) + c.eps);
+    if (any_bad)
+      for (int i = 0; i < n; ++i)
+        if (buffers.bad[i]) w[i] = float_of(0x7FC00000);
+    store_weight(item, chunk, weight, buffers.weight, buffers.random);
+  }
+}

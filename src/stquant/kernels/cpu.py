@@ -1,0 +1,248 @@
+"""The compiled kernels for CPUs: one native call per step, whatever the list holds.
+
+Each parameter becomes one record of numbers and addresses, of the layout that `csrc/layout.h`
+gives; the module works through the records without the interpreter lock, on as many threads as
+torch uses. What it does not serve goes to the reference, item by item; `why_not` says what that is.
+
+This is the only importer of the compiled module. If that is missing, importing this file works,
+`REASON` says why there is none, and no operation may be called.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from stquant.codecs import rounding
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Family, Format, Octaves
+from stquant.codecs.rounding import Stream
+from stquant.kernels import reference
+from stquant.kernels.corrections import AdamConstants
+from stquant.kernels.ops import AdamRule, Item, Packed, State
+from stquant.kernels.reference.stats import StateStats
+
+try:
+    from stquant import _cpu
+except ImportError as error:
+    REASON: str | None = f"the compiled module is missing ({error}); install with a C++17 compiler: pip install ."
+else:
+    REASON = None
+
+_RECORD = struct.Struct("=3q Q q Q q Q q q Q q" + "Q Q q q q q q q Q" * 3 + "9d")
+"""The fields of `Item` in `csrc/layout.h`."""
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
+_ABSENT = (0,) * 9
+_NO_CONSTANTS = (0.0,) * 9
+_STREAMS = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
+
+SERVES = "fp32, bf16 and fp16 parameters and gradients, contiguous; states of every format in blocks of 32 to 1024"
+"""What the compiled kernels take; the rest is worked on by the reference."""
+
+
+def why_not_available() -> str | None:
+    """Say why the compiled kernels cannot be used, or None if they can."""
+    if REASON is not None:
+        return REASON
+    try:
+        _cpu.active()
+    except ValueError as error:
+        return f"STQUANT_CPU_ISA: {error}"
+    return None
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that this machine has, the best one first."""
+    return _cpu.available()
+
+
+def instruction_set() -> str:
+    """Return the instruction set in use; `STQUANT_CPU_ISA` forces one.
+
+    Raises:
+        ValueError: The environment names one that is not available.
+    """
+    return _cpu.active()
+
+
+def use(name: str) -> None:
+    """Use the instruction set `name` from now on; "" is the best of this machine."""
+    _cpu.use(name)
+
+
+def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
+    """Take one AdamW or Adam step on a list of parameters; see `reference.adam_step_`."""
+    records = []
+    for item in items:
+        if not item.param.numel():
+            continue
+        if _why_not_item(item) is None:
+            names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+            records.append(_step_record(item, names, rule.seed, rule.maximize, _adam_constants(rule, item.step)))
+        else:
+            reference.adam_step_([item], rule)
+    if records:
+        _cpu.adam(b"".join(records), torch.get_num_threads())
+
+
+def decode(state: Packed, out: Tensor) -> Tensor:
+    """Decode a packed state; see `reference.decode`."""
+    if _why_not_tensors([out]) or _why_not_packed(state):
+        return reference.decode(state, out)
+    if out.numel():
+        _cpu.decode(_transfer_record([state], out), torch.get_num_threads())
+    return out
+
+
+def encode_(state: Packed, values: Tensor) -> None:
+    """Overwrite a packed state with plain values; see `reference.encode_`."""
+    if _why_not_tensors([values]) or _why_not_packed(state):
+        reference.encode_(state, values)
+    elif values.numel():
+        _cpu.encode(_transfer_record([state], values), torch.get_num_threads())
+
+
+def recode_(source: Packed, target: Packed) -> None:
+    """Overwrite `target` with the values of `source`; see `reference.recode_`."""
+    if source.grid != target.grid or _why_not_packed(source) or _why_not_packed(target):
+        reference.recode_(source, target)
+    elif source.scales.numel():
+        _cpu.recode(_transfer_record([source, target]), torch.get_num_threads())
+
+
+def state_stats(state: Packed) -> StateStats:
+    """Measure a packed state; see `reference.state_stats`."""
+    if _why_not_packed(state) or not state.scales.numel():
+        return reference.state_stats(state)
+    sums = _cpu.stats(_transfer_record([state]), torch.get_num_threads())
+    return StateStats(*sums[:6], energy=tuple(sums[6:]))
+
+
+def why_not(item: Item) -> str | None:
+    """Say why the reference works on an item of a step, or None if the compiled kernels do."""
+    return _why_not_item(item)
+
+
+def _why_not_item(item: Item) -> str | None:
+    tensors = [item.param, item.grad]
+    grid = None if item.residual is None else item.residual.grid
+    for state in item.states.values():
+        if isinstance(state, Tensor):
+            if state.dtype is not torch.float32:
+                return f"a plain state is {state.dtype}"
+            tensors.append(state)
+            continue
+        if grid is not None and state.grid is not grid and state.grid != grid:
+            return "the states have different block grids"
+        grid = state.grid
+        reason = _why_not_packed(state)
+        if reason:
+            return reason
+    if grid is not None and grid.block > _cpu.MAX_BLOCK:
+        return f"blocks of more than {_cpu.MAX_BLOCK}"
+    return _why_not_tensors(tensors)
+
+
+def _why_not_tensors(tensors: Iterable[Tensor]) -> str | None:
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return f"a tensor is on {tensor.device}"
+        if tensor.dtype not in _DTYPES:
+            return f"a tensor is {tensor.dtype}"
+        if not tensor.is_contiguous():
+            return "a tensor is not contiguous"
+    return None
+
+
+def _why_not_packed(state: Packed) -> str | None:
+    if not state.codes.is_cpu:
+        return f"a state is on {state.codes.device}"
+    if state.grid.block > _cpu.MAX_BLOCK:
+        return f"blocks of more than {_cpu.MAX_BLOCK}"
+    if not (state.codes.is_contiguous() and state.scales.is_contiguous()):
+        return "a state is not contiguous"
+    return None
+
+
+def _step_record(
+    item: Item, names: Sequence[str], seed: int, maximize: bool, constants: tuple[float, ...]
+) -> bytes:
+    grid = _grid_fields(_grid(item))
+    residual = item.residual
+    states: list[int] = []
+    for name in names:
+        states += _state_fields(item, name, seed)
+    return _RECORD.pack(
+        *grid,
+        item.param.data_ptr(),
+        _DTYPES[item.param.dtype],
+        item.grad.data_ptr(),
+        _DTYPES[item.grad.dtype],
+        0 if residual is None else residual.codes.data_ptr(),
+        0 if residual is None else residual.bits,
+        item.stochastic,
+        rounding.key(seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0,
+        maximize,
+        *states,
+        *constants,
+    )
+
+
+def _transfer_record(states: Sequence[Packed], tensor: Tensor | None = None) -> bytes:
+    fields = [_packed_fields(state, 0) for state in states] + [_ABSENT] * (3 - len(states))
+    return _RECORD.pack(
+        *_grid_fields(states[0].grid),
+        0 if tensor is None else tensor.data_ptr(),
+        0 if tensor is None else _DTYPES[tensor.dtype],
+        *(0,) * 7,
+        *(number for state in fields for number in state),
+        *_NO_CONSTANTS,
+    )
+
+
+def _state_fields(item: Item, name: str, seed: int) -> tuple[int, ...]:
+    state: State | None = item.states.get(name)
+    if state is None:
+        return _ABSENT
+    if isinstance(state, Tensor):
+        return (state.data_ptr(), 0, 1, 0, 0, 0, 0, 0, 0)
+    drawn = state.format.stochastic and not state.format.signed
+    return _packed_fields(state, rounding.key(seed, item.noise_id, _STREAMS[name], item.step) if drawn else 0)
+
+
+def _packed_fields(state: Packed, key: int) -> tuple[int, ...]:
+    return (
+        state.codes.data_ptr(),
+        state.scales.data_ptr(),
+        *_format_fields(state.format, state.octaves),
+        key,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _format_fields(format: Format, octaves: Octaves) -> tuple[int, ...]:
+    return (_FAMILIES[format.family], format.bits, format.stochastic, format.prepay, *octaves)
+
+
+@functools.lru_cache(maxsize=4096)
+def _grid_fields(grid: Grid) -> tuple[int, int, int]:
+    return grid.rows, grid.row, grid.block
+
+
+def _grid(item: Item) -> Grid:
+    for state in item.states.values():
+        if not isinstance(state, Tensor):
+            return state.grid
+    return item.residual.grid if item.residual is not None else Grid((item.param.numel(),), 0, 128)
+
+
+@functools.lru_cache(maxsize=64)
+def _adam_constants(rule: AdamRule, step: int) -> tuple[float, ...]:
+    return astuple(AdamConstants.of(rule, step))
