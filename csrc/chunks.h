@@ -2,7 +2,7 @@
 //
 // Included inside the namespace of one instruction set, after codec.h.
 
-STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& chunk) {
+static STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& chunk) {
   const int block = int(grid.block), most = kChunk / block;
   const int blocks = last - first < most ? int(last - first) : most;
   chunk.first = first, chunk.blocks = blocks, chunk.block = block;
@@ -27,64 +27,64 @@ STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& ch
   return blocks;
 }
 
-STQ_INLINE float half_to_float(uint16_t half) {
+static STQ_INLINE float half_to_float(uint16_t half) {
   // Multiplying by 2^112 moves the exponent and makes subnormal numbers normal, exactly.
   const int32_t magnitude = (half & 0x7FFF) << 13;
-  const float moved = float_of(magnitude) * 0x1p112f;
-  const int32_t special = bits_of(moved) | kInfinity;
-  const int32_t value = magnitude >= (0x7C00 << 13) ? special : bits_of(moved);
-  return float_of(value | int32_t(uint32_t(half & 0x8000) << 16));
+  const float moved = as<float>(magnitude) * 0x1p112f;
+  const int32_t special = as<int32_t>(moved) | kInfinity;
+  const int32_t value = magnitude >= (0x7C00 << 13) ? special : as<int32_t>(moved);
+  return as<float>(value | int32_t(uint32_t(half & 0x8000) << 16));
 }
 
 // Rounds to nearest, ties to even, as the hardware does.
-STQ_INLINE uint16_t float_to_half(float x) {
-  const uint32_t pattern = uint32_t(bits_of(x)), magnitude = pattern & ~kSign;
+static STQ_INLINE uint16_t float_to_half(float x) {
+  const uint32_t pattern = uint32_t(as<int32_t>(x)), magnitude = pattern & ~kSign;
   const uint32_t normal = (magnitude - (112u << kMantissa) + 0xFFF + ((magnitude >> 13) & 1)) >> 13;
   // Adding 0.5 shifts the bits of a subnormal half to the bottom and rounds them.
-  const uint32_t subnormal = uint32_t(bits_of(float_of(int32_t(magnitude)) + 0.5f)) - 0x3F000000u;
+  const uint32_t subnormal = uint32_t(as<int32_t>(as<float>(int32_t(magnitude)) + 0.5f)) - 0x3F000000u;
   uint32_t half = magnitude < (113u << kMantissa) ? subnormal : normal;
   half = magnitude >= 0x477FF000u ? 0x7C00u : half;
   half = magnitude > uint32_t(kInfinity) ? 0x7E00u : half;
   return uint16_t(half | ((pattern & kSign) >> 16));
 }
 
-STQ_INLINE uint16_t float_to_bfloat16(float x) {
-  const uint32_t pattern = uint32_t(bits_of(x));
+static STQ_INLINE uint16_t float_to_bfloat16(float x) {
+  const uint32_t pattern = uint32_t(as<int32_t>(x));
   const uint32_t rounded = (pattern + 0x7FFF + ((pattern >> 16) & 1)) >> 16;
   return (pattern & ~kSign) > uint32_t(kInfinity) ? 0x7FC0 : uint16_t(rounded);
 }
 
 // Rounds to a value that fp16 holds, up if the fraction exceeds 16 random bits.
-STQ_INLINE float round_to_half(float x, uint32_t random) {
-  const int32_t magnitude = bits_of(x) & 0x7FFFFFFF;
+static STQ_INLINE float round_to_half(float x, uint32_t random) {
+  const int32_t magnitude = as<int32_t>(x) & 0x7FFFFFFF;
   int32_t exponent = magnitude >> kMantissa;
   exponent = exponent > 113 ? exponent : 113;
-  const float step = float_of((exponent - 10) << kMantissa), inverse = float_of((264 - exponent) << kMantissa);
+  const float step = as<float>((exponent - 10) << kMantissa), inverse = as<float>((264 - exponent) << kMantissa);
   const bool finite = magnitude < kInfinity;
-  const float quotient = finite ? float_of(magnitude) * inverse : 0.0f;
+  const float quotient = finite ? as<float>(magnitude) * inverse : 0.0f;
   const float below = float(int32_t(quotient));
   const float threshold = float(int32_t(random >> 16)) * 0x1p-16f;
   float rounded = (below + (quotient - below > threshold ? 1.0f : 0.0f)) * step;
   rounded = rounded < 65504.0f ? rounded : 65504.0f;
-  return float_of((finite ? bits_of(rounded) : magnitude) | (bits_of(x) & int32_t(kSign)));
+  return as<float>((finite ? as<int32_t>(rounded) : magnitude) | (as<int32_t>(x) & int32_t(kSign)));
 }
 
 // --------------------------------------------------------------------------- plain tensors
 
-STQ_INLINE void load_run(const void* tensor, int64_t dtype, int64_t first, int count, float* __restrict out) {
+static STQ_INLINE void load_run(const void* tensor, int64_t dtype, int64_t first, int count, float* __restrict out) {
   if (dtype == kFloat32) {
     const float* __restrict x = static_cast<const float*>(tensor) + first;
     for (int i = 0; i < count; ++i) out[i] = x[i];
   } else if (dtype == kBFloat16) {
     const uint16_t* __restrict x = static_cast<const uint16_t*>(tensor) + first;
-    for (int i = 0; i < count; ++i) out[i] = float_of(int32_t(uint32_t(x[i]) << 16));
+    for (int i = 0; i < count; ++i) out[i] = as<float>(int32_t(uint32_t(x[i]) << 16));
   } else {
     const uint16_t* __restrict x = static_cast<const uint16_t*>(tensor) + first;
     for (int i = 0; i < count; ++i) out[i] = half_to_float(x[i]);
   }
 }
 
-STQ_INLINE void store_run(void* tensor, int64_t dtype, int64_t first, int count, const float* __restrict in) {
+static STQ_INLINE void store_run(void* tensor, int64_t dtype, int64_t first, int count, const float* __restrict in) {
   if (dtype == kFloat32) {
     float* __restrict x = static_cast<float*>(tensor) + first;
     for (int i = 0; i < count; ++i) x[i] = in[i];
@@ -113,14 +113,14 @@ static void store_tensor(void* tensor, int64_t dtype, const Chunk& chunk, const 
 }
 
 // Where the fp32 values of a chunk are: in place if possible, else copied to `buffer`.
-STQ_INLINE float* view_tensor(const void* tensor, int64_t dtype, const Chunk& chunk, float* buffer) {
+static STQ_INLINE float* view_tensor(const void* tensor, int64_t dtype, const Chunk& chunk, float* buffer) {
   if (dtype == kFloat32 && chunk.full) return static_cast<float*>(const_cast<void*>(tensor)) + chunk.element[0];
   load_tensor(tensor, dtype, chunk, buffer);
   return buffer;
 }
 
 // Sets the padding of short blocks to zero.
-STQ_INLINE void clear_padding(const Chunk& chunk, float* values) {
+static STQ_INLINE void clear_padding(const Chunk& chunk, float* values) {
   if (chunk.full) return;
   for (int b = 0; b < chunk.blocks; ++b)
     for (int i = chunk.count[b]; i < chunk.block; ++i) values[b * chunk.block + i] = 0.0f;
@@ -135,9 +135,10 @@ template <int bits>
 static void join_chunk(const uint8_t* residual, const Chunk& chunk, float* weight) {
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     float* w = weight + b * chunk.block;
-    unpack_block<bits>(residual + bits * chunk.lane[b], lanes, w, [&](int32_t code, int i) __attribute__((always_inline)) {
-      const uint32_t value = uint32_t(code - ((code >> (bits - 1)) << bits)) << (16 - bits);
-      return float_of(int32_t(uint32_t(bits_of(w[i])) + value));
+    unpack_block<bits>(residual + bits * chunk.lane[b], lanes, w, [&](auto code, int i, auto like) __attribute__((always_inline)) {
+      using F = decltype(like);
+      const auto value = as<Word<F>>(code - ((code >> (bits - 1)) << bits)) << (16 - bits);
+      return as<F>(load<Word<F>>(w + i) + value);
     });
   });
 }
@@ -147,18 +148,22 @@ template <int bits, bool noisy>
 static void split_chunk(uint8_t* residual, const Chunk& chunk, float* weight, const uint32_t* random) {
   constexpr uint32_t unit = 1u << (16 - bits), largest = 0x7F7F0000u + (bits ? 0x8000u - unit : 0u);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
-    float* __restrict w = weight + b * chunk.block;
-    const uint32_t* __restrict noise = noisy ? random + b * chunk.block : nullptr;
-    pack_block<bits>(bits ? residual + bits * chunk.lane[b] : nullptr, lanes, [&](int i) __attribute__((always_inline)) {
-      const uint32_t pattern = uint32_t(bits_of(w[i])), magnitude = pattern & ~kSign;
-      const uint32_t addend = noisy ? noise[i] >> ((16 + bits) & 31) : unit >> 1;
-      uint32_t rounded = (magnitude + addend) & ~(unit - 1);
-      rounded = rounded < largest ? rounded : largest;
-      rounded = (magnitude >= uint32_t(kInfinity) ? magnitude : rounded) | (pattern & kSign);
-      rounded = magnitude > uint32_t(kInfinity) ? 0x7FC00000u : rounded;
-      const uint32_t upper = (rounded + 0x8000u) & 0xFFFF0000u;
-      w[i] = float_of(int32_t(upper));
-      return (int32_t(rounded - upper) >> (16 - bits)) & int32_t((1u << bits) - 1);
+    float* w = weight + b * chunk.block;
+    uint8_t* planes = bits ? residual + bits * chunk.lane[b] : nullptr;
+    pack_block<bits>(planes, lanes, [&](int i, auto like) __attribute__((always_inline)) {
+      using F = decltype(like);
+      const Word<F> pattern = load<Word<F>>(w + i), sign = pattern & kSign;
+      const Int<F> magnitude = as<Int<F>>(pattern & ~kSign);
+      Word<F> addend = Word<F>{} + (unit >> 1);
+      if constexpr (noisy) addend = load<Word<F>>(random + b * chunk.block + i) >> ((16 + bits) & 31);
+      Int<F> rounded = as<Int<F>>((as<Word<F>>(magnitude) + addend) & ~(unit - 1));
+      // A finite weight cannot pass 2^31 here, so signed comparisons serve.
+      rounded = smaller(rounded, int32_t(largest));
+      Word<F> result = as<Word<F>>(select(magnitude >= kInfinity, magnitude, rounded)) | sign;
+      result = select(magnitude > kInfinity, Word<F>{} + 0x7FC00000u, result);
+      const Word<F> upper = (result + 0x8000u) & 0xFFFF0000u;
+      store(w + i, as<F>(upper));
+      return (as<Int<F>>(result - upper) >> (16 - bits)) & int32_t((1u << bits) - 1);
     });
   });
 }
@@ -177,13 +182,13 @@ static SplitChunk splitter(int64_t bits) {
   return bits == 16 ? split_chunk<16, false> : table[bits];
 }
 
-STQ_INLINE float* load_weight(const Item& item, const Chunk& chunk, float* buffer) {
+static STQ_INLINE float* load_weight(const Item& item, const Chunk& chunk, float* buffer) {
   float* weight = view_tensor(item.weight, item.weight_dtype, chunk, buffer);
   if (item.residual_bits) joiner(item.residual_bits)(item.residual, chunk, weight);
   return weight;
 }
 
-STQ_INLINE void store_weight(const Item& item, const Chunk& chunk, float* weight, float* buffer, uint32_t* random) {
+static STQ_INLINE void store_weight(const Item& item, const Chunk& chunk, float* weight, float* buffer, uint32_t* random) {
   if (weight != buffer) return;  // updated in place
   const bool noisy = item.stochastic && item.residual_bits < 16;
   if (noisy) draw_chunk(item.key, chunk, random);

@@ -1,14 +1,7 @@
 // The codec arithmetic, once: unpack and decode, encode and pack, on the blocks of a chunk.
 //
-// Written as plain loops that compilers vectorise; every operation and its order are those of
-// codecs/curves.py, packing.py, residual.py and rounding.py. Included inside the namespace of one
-// instruction set and compiled with its flags: nothing here may have external linkage, or call an
-// inline function of the standard library, because the linker could hand the code of one
-// instruction set to another.
-#include "layout.h"
-
-#define STQ_INLINE static inline __attribute__((always_inline))
-#define STQ_SIMD _Pragma("GCC ivdep")
+// Every operation and its order are those of codecs/curves.py, packing.py, residual.py and
+// rounding.py. Included inside the namespace of one instruction set, after simd.h.
 
 constexpr float kTiny = 0x1p-100f;  // scales below count as zero
 constexpr int kMantissa = 23;
@@ -16,57 +9,38 @@ constexpr int32_t kOne = 0x3F800000;
 constexpr uint32_t kSign = 0x80000000u;
 constexpr int32_t kInfinity = 0x7F800000;
 
-STQ_INLINE int32_t bits_of(float x) {
-  int32_t i;
-  __builtin_memcpy(&i, &x, 4);
-  return i;
-}
-STQ_INLINE float float_of(int32_t i) {
-  float x;
-  __builtin_memcpy(&x, &i, 4);
-  return x;
-}
-
 // ---------------------------------------------------------------------------------- curves
 
 // A curve is prepared for one block from its scale and then maps values to codes and back.
 
+static STQ_INLINE float reciprocal(float scale) { return absolute(scale) >= kTiny ? 1.0f / scale : 0.0f; }
+
 template <int kBits>
 struct DynamicCurve {
   static constexpr int bits = kBits;
+  static constexpr float levels2[8] = {0.0f, 0.55f, 1.0f, -0.55f};
+  static constexpr float levels3[8] = {0.0f, 0.055f, 0.325f, 0.775f, 1.0f, -0.055f, -0.325f, -0.775f};
   float scale, inverse;
 
-  STQ_INLINE DynamicCurve of(float scale, const State&) {
-    return {scale, __builtin_fabsf(scale) >= kTiny ? 1.0f / scale : 0.0f};
+  static STQ_INLINE DynamicCurve of(float scale, const State&) { return {scale, reciprocal(scale)}; }
+
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    if constexpr (bits == 0) return F{} * scale;
+    return look_up(bits == 2 ? levels2 : levels3, code) * scale;
   }
-  inline __attribute__((always_inline)) float decode(int32_t code) const {
-    if constexpr (bits == 0) return 0.0f * scale;
-    if constexpr (bits == 2) {
-      float level = code == 1 ? 0.55f : 0.0f;
-      level = code == 2 ? 1.0f : level;
-      level = code == 3 ? -0.55f : level;
-      return level * scale;
-    }
-    // Three bits: the low two choose a magnitude, the top one is its sign, "negative zero" is +1.
-    const int32_t low = code & 3;
-    float level = code == 4 ? 1.0f : 0.0f;
-    level = low == 1 ? 0.055f : level;
-    level = low == 2 ? 0.325f : level;
-    level = low == 3 ? 0.775f : level;
-    const int32_t sign = low != 0 ? (code & 4) << 29 : 0;
-    return float_of(bits_of(level) | sign) * scale;
-  }
-  inline __attribute__((always_inline)) int32_t encode(float value, uint32_t) const {
-    if constexpr (bits == 0) return 0;
-    const float ratio = value * inverse;
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F>) const {
+    const F ratio = value * inverse;
+    if constexpr (bits == 0) return Int<F>{};
     if constexpr (bits == 2) {
       constexpr float t1 = float((0.0 + 0.55) / 2), t2 = float((0.55 + 1.0) / 2);
-      return (ratio >= t1) + (ratio >= t2) + (ratio <= -t1 ? 3 : 0);
+      return only(ratio >= t1, 1) + only(ratio >= t2, 1) + only(ratio <= -t1, 3);
     }
     constexpr float t1 = float((0.0 + 0.055) / 2), t2 = float((0.055 + 0.325) / 2);
     constexpr float t3 = float((0.325 + 0.775) / 2), t4 = float((0.775 + 1.0) / 2);
-    return (ratio >= t1) + (ratio >= t2) + (ratio >= t3) + (ratio >= t4) + (ratio <= -t1 ? 5 : 0) + (ratio <= -t2) +
-           (ratio <= -t3);
+    return only(ratio >= t1, 1) + only(ratio >= t2, 1) + only(ratio >= t3, 1) + only(ratio >= t4, 1) +
+           only(ratio <= -t1, 5) + only(ratio <= -t2, 1) + only(ratio <= -t3, 1);
   }
 };
 
@@ -79,17 +53,20 @@ struct MulawCurve {
   static constexpr int32_t sign_bit = 1 << (bits - 1);
   float unit, stretch;
 
-  STQ_INLINE MulawCurve of(float scale, const State&) { return {scale / span, scale < kTiny ? 0.0f : span / scale}; }
-  inline __attribute__((always_inline)) float decode(int32_t code) const {
-    const float value = (float_of(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
-    return float_of(bits_of(value) ^ ((code & sign_bit) << (32 - bits)));
+  static STQ_INLINE MulawCurve of(float scale, const State&) {
+    return {scale / span, scale < kTiny ? 0.0f : span / scale};
   }
-  inline __attribute__((always_inline)) int32_t encode(float value, uint32_t) const {
-    const float biased = __builtin_fabsf(value) * stretch + 1.5f;
-    int32_t magnitude = (bits_of(biased) - (bias - (1 << (shift - 1)))) >> shift;
-    magnitude = magnitude < sign_bit - 1 ? magnitude : sign_bit - 1;
-    const int32_t sign = (value < 0.0f) & (magnitude > 0) ? sign_bit : 0;
-    return magnitude | sign;
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    const F value = (as<F>(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
+    return as<F>(as<Int<F>>(value) ^ ((code & sign_bit) << (32 - bits)));
+  }
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F>) const {
+    const F biased = absolute(value) * stretch + 1.5f;
+    const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
+    const Int<F> magnitude = smaller(rounded, sign_bit - 1);
+    return magnitude | (only(value < 0.0f, sign_bit) & only(magnitude > 0, sign_bit));
   }
 };
 
@@ -99,65 +76,63 @@ struct LogCurve {
   float scale, inverse;
   int32_t lowest, shift;
 
-  STQ_INLINE LogCurve of(float scale, const State& state) {
-    return {scale, __builtin_fabsf(scale) >= kTiny ? 1.0f / scale : 0.0f,
-            kOne + int32_t(state.lo) * (1 << kMantissa), kMantissa + int32_t(state.log2_step)};
+  static STQ_INLINE LogCurve of(float scale, const State& state) {
+    return {scale, reciprocal(scale), kOne + int32_t(state.lo) * (1 << kMantissa), kMantissa + int32_t(state.log2_step)};
   }
-  inline __attribute__((always_inline)) float decode(int32_t code) const {
-    const float value = float_of(int32_t(uint32_t(lowest) + (uint32_t(code) << shift))) * scale;
-    return scale < kTiny ? scale : value;
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    const F value = as<F>(uint32_t(lowest) + (as<Word<F>>(code) << shift)) * scale;
+    return scale < kTiny ? F{} + scale : value;
   }
-  inline __attribute__((always_inline)) int32_t encode(float value, uint32_t random) const {
-    if constexpr (bits == 0) return 0;
-    int32_t above = bits_of(value * inverse) - lowest;
-    above = above > 0 ? above : 0;
-    const int32_t addend = kStochastic ? int32_t(random >> (32 - shift)) : 1 << (shift - 1);
-    const int32_t code = (above + addend) >> shift;
-    constexpr int32_t top = (1 << bits) - 1;
-    return code < top ? code : top;
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F> random) const {
+    if constexpr (bits == 0) return Int<F>{};
+    const Int<F> above = larger(as<Int<F>>(value * inverse) - lowest, 0);
+    Int<F> addend = Int<F>{} + (1 << (shift - 1));
+    if constexpr (kStochastic) addend = as<Int<F>>(random >> (32 - shift));
+    return smaller((above + addend) >> shift, (1 << bits) - 1);
   }
 };
 
 // --------------------------------------------------------------------------------- packing
 
-template <int bits>
+// The codes of a lane (or of a vector of lanes) as one little-endian integer, in 32-bit words.
+template <int bits, class F>
 struct Lane {
-  // The codes of a lane as one little-endian integer, in 32-bit words.
-  static constexpr int words = bits == 0 ? 1 : (bits + 3) / 4;
-  uint32_t word[words];
+  Word<F> word[bits == 0 ? 1 : (bits + 3) / 4] = {};
 
-  STQ_INLINE Lane load(const uint8_t* planes, int lanes, int lane) {
-    Lane x{};
+  static STQ_INLINE Lane load(const uint8_t* planes, int lanes) {
+    Lane x;
 #pragma GCC unroll 16
-    for (int p = 0; p < bits; ++p) x.word[p / 4] |= uint32_t(planes[p * lanes + lane]) << (8 * (p % 4));
+    for (int p = 0; p < bits; ++p) x.word[p / 4] |= load_bytes<Word<F>>(planes + p * lanes) << (8 * (p % 4));
     return x;
   }
   template <int j>
-  inline __attribute__((always_inline)) int32_t get() const {
-    if constexpr (bits == 0) return 0;
+  STQ_INLINE Int<F> get() const {
+    if constexpr (bits == 0) return Int<F>{};
     constexpr int at = bits * j / 32, shift = bits * j % 32;
-    uint32_t code = word[at] >> shift;
+    Word<F> code = word[at] >> shift;
     if constexpr (shift + bits > 32) code |= word[at + 1] << (32 - shift);
     if constexpr (shift + bits != 32) code &= (1u << bits) - 1;
-    return int32_t(code);
+    return as<Int<F>>(code);
   }
   template <int j>
-  inline __attribute__((always_inline)) void put(int32_t code) {
+  STQ_INLINE void put(Int<F> code) {
     if constexpr (bits == 0) return;
     constexpr int at = bits * j / 32, shift = bits * j % 32;
-    word[at] |= uint32_t(code) << shift;
-    if constexpr (shift + bits > 32) word[at + 1] |= uint32_t(code) >> (32 - shift);
+    word[at] |= as<Word<F>>(code) << shift;
+    if constexpr (shift + bits > 32) word[at + 1] |= as<Word<F>>(code) >> (32 - shift);
   }
-  inline __attribute__((always_inline)) void store(uint8_t* planes, int lanes, int lane) const {
+  STQ_INLINE void store(uint8_t* planes, int lanes) const {
 #pragma GCC unroll 16
-    for (int p = 0; p < bits; ++p) planes[p * lanes + lane] = uint8_t(word[p / 4] >> (8 * (p % 4)));
+    for (int p = 0; p < bits; ++p) store_bytes(planes + p * lanes, word[p / 4] >> (8 * (p % 4)));
   }
 };
 
 // Calls visit(block, lanes) for each block, with a constant number of lanes where blocks are full
 // and of the usual size.
 template <class Visit>
-STQ_INLINE void each_block(const Chunk& chunk, Visit visit) {
+static STQ_INLINE void each_block(const Chunk& chunk, Visit visit) {
   for (int b = 0; b < chunk.blocks; ++b) {
     if (chunk.count[b] == 128) {
       visit(b, 16);
@@ -167,37 +142,39 @@ STQ_INLINE void each_block(const Chunk& chunk, Visit visit) {
   }
 }
 
+// out[i] = map(code of element i, i) for the elements of a block.
 template <int bits, class Map>
-STQ_INLINE void unpack_block(const uint8_t* __restrict planes, int lanes, float* __restrict out, Map map) {
-  STQ_SIMD
-  for (int l = 0; l < lanes; ++l) {
-    const auto x = Lane<bits>::load(planes, lanes, l);
-    out[0 * lanes + l] = map(x.template get<0>(), 0 * lanes + l);
-    out[1 * lanes + l] = map(x.template get<1>(), 1 * lanes + l);
-    out[2 * lanes + l] = map(x.template get<2>(), 2 * lanes + l);
-    out[3 * lanes + l] = map(x.template get<3>(), 3 * lanes + l);
-    out[4 * lanes + l] = map(x.template get<4>(), 4 * lanes + l);
-    out[5 * lanes + l] = map(x.template get<5>(), 5 * lanes + l);
-    out[6 * lanes + l] = map(x.template get<6>(), 6 * lanes + l);
-    out[7 * lanes + l] = map(x.template get<7>(), 7 * lanes + l);
-  }
+static STQ_INLINE void unpack_block(const uint8_t* planes, int lanes, float* out, Map map) {
+  each(lanes, [&](int l, auto like) __attribute__((always_inline)) {
+    using F = decltype(like);
+    const auto x = Lane<bits, F>::load(planes + l, lanes);
+    float* to = out + l;
+    store(to, map(x.template get<0>(), l, like)), to += lanes;
+    store(to, map(x.template get<1>(), l + 1 * lanes, like)), to += lanes;
+    store(to, map(x.template get<2>(), l + 2 * lanes, like)), to += lanes;
+    store(to, map(x.template get<3>(), l + 3 * lanes, like)), to += lanes;
+    store(to, map(x.template get<4>(), l + 4 * lanes, like)), to += lanes;
+    store(to, map(x.template get<5>(), l + 5 * lanes, like)), to += lanes;
+    store(to, map(x.template get<6>(), l + 6 * lanes, like)), to += lanes;
+    store(to, map(x.template get<7>(), l + 7 * lanes, like));
+  });
 }
 
+// Packs map(i), the code of element i, for the elements of a block.
 template <int bits, class Map>
-STQ_INLINE void pack_block(uint8_t* __restrict planes, int lanes, Map map) {
-  STQ_SIMD
-  for (int l = 0; l < lanes; ++l) {
-    Lane<bits> x{};
-    x.template put<0>(map(0 * lanes + l));
-    x.template put<1>(map(1 * lanes + l));
-    x.template put<2>(map(2 * lanes + l));
-    x.template put<3>(map(3 * lanes + l));
-    x.template put<4>(map(4 * lanes + l));
-    x.template put<5>(map(5 * lanes + l));
-    x.template put<6>(map(6 * lanes + l));
-    x.template put<7>(map(7 * lanes + l));
-    x.store(planes, lanes, l);
-  }
+static STQ_INLINE void pack_block(uint8_t* planes, int lanes, Map map) {
+  each(lanes, [&](int l, auto like) __attribute__((always_inline)) {
+    Lane<bits, decltype(like)> x;
+    x.template put<0>(map(l, like));
+    x.template put<1>(map(l + 1 * lanes, like));
+    x.template put<2>(map(l + 2 * lanes, like));
+    x.template put<3>(map(l + 3 * lanes, like));
+    x.template put<4>(map(l + 4 * lanes, like));
+    x.template put<5>(map(l + 5 * lanes, like));
+    x.template put<6>(map(l + 6 * lanes, like));
+    x.template put<7>(map(l + 7 * lanes, like));
+    x.store(planes + l, lanes);
+  });
 }
 
 // ------------------------------------------------------------------- states, chunk by chunk
@@ -218,7 +195,9 @@ static void decode_chunk(const State& state, const Chunk& chunk, float* out) {
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(state.scales[chunk.first + b], state);
     unpack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, out + b * chunk.block,
-                              [&](int32_t code, int) __attribute__((always_inline)) { return curve.decode(code); });
+                              [&](auto code, int, auto like) __attribute__((always_inline)) {
+                                return curve.template decode<decltype(like)>(code);
+                              });
   });
 }
 
@@ -228,12 +207,17 @@ static void encode_chunk(const State& state, const Chunk& chunk, const float* sc
   uint8_t* codes = static_cast<uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(scales[b], state);
-    float* __restrict x = values + b * chunk.block;
-    const uint32_t* __restrict noise = noisy ? random + b * chunk.block : nullptr;
-    pack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, [&](int i) __attribute__((always_inline)) {
-      const float value = x[i];
-      const int32_t code = curve.encode(value, noisy ? noise[i] : 0);
-      if constexpr (prepay) x[i] = feedback.value * value + feedback.error * (value - curve.decode(code));
+    float* x = values + b * chunk.block;
+    pack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, [&](int i, auto like) __attribute__((always_inline)) {
+      using F = decltype(like);
+      const F value = load<F>(x + i);
+      Word<F> noise{};
+      if constexpr (noisy) noise = load<Word<F>>(random + b * chunk.block + i);
+      const Int<F> code = curve.template encode<F>(value, noise);
+      if constexpr (prepay) {
+        const F error = value - curve.template decode<F>(code);
+        store(x + i, feedback.value * value + feedback.error * error);
+      }
       return code;
     });
   });
@@ -245,7 +229,10 @@ static void unpack_chunk(const State& state, const Chunk& chunk, float* out) {
   const uint8_t* codes = static_cast<const uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     unpack_block<bits>(codes + bits * chunk.lane[b], lanes, out + b * chunk.block,
-                       [](int32_t code, int) __attribute__((always_inline)) { return float(code); });
+                       [](auto code, int, auto like) __attribute__((always_inline)) {
+                         if constexpr (sizeof like == 4) return float(code);
+                         else return __builtin_convertvector(code, decltype(like));
+                       });
   });
 }
 
@@ -309,20 +296,22 @@ static EncodeChunk encoder(const State& state, bool prepay, bool noisy) {
 // ----------------------------------------------------------------------- random numbers
 
 // 32 random bits for the elements [first, first + count) of a parameter; see codecs/rounding.py.
-static void draw(uint64_t key, int64_t first, int count, uint32_t* __restrict out) {
+static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
   while (count > 0) {
     // The upper half of the index is constant up to the next multiple of 2^32.
     const uint64_t left = (uint64_t(1) << 32) - (uint64_t(first) & 0xFFFFFFFFu);
     const int n = uint64_t(count) < left ? count : int(left);
     const uint32_t low = uint32_t(first), add = uint32_t(key >> 32);
     const uint32_t flip = uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key);
-    STQ_SIMD
-    for (int i = 0; i < n; ++i) {
-      uint32_t x = (low + uint32_t(i)) ^ flip;
+    alignas(64) uint32_t count_up[kLanes];
+    for (int i = 0; i < kLanes; ++i) count_up[i] = uint32_t(i);
+    each(n, [&](int i, auto like) __attribute__((always_inline)) {
+      using W = Word<decltype(like)>;
+      W x = (load<W>(count_up) + (low + uint32_t(i))) ^ flip;
       x = (x ^ (x >> 16)) * 0x21F0AAADu;
       x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
-      out[i] = x ^ (x >> 15);
-    }
+      store(out + i, x ^ (x >> 15));
+    });
     first += n, out += n, count -= n;
   }
 }
@@ -335,18 +324,35 @@ static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
 // ------------------------------------------------------------------------- block quantities
 
 // Sum of a block by the halving tree; `sums` holds the first half already added to the second.
-STQ_INLINE float tree_sum(float* __restrict sums, int half) {
-  for (half /= 2; half >= 8; half /= 2) {
-    STQ_SIMD
+static STQ_INLINE float tree_sum(float* sums, int half) {
+  for (half /= 2; half >= kLanes; half /= 2)
+    for (int i = 0; i < half; i += kLanes)
+      store(sums + i, load<Floats>(sums + i) + load<Floats>(sums + i + half));
+  for (; half >= 1; half /= 2)
     for (int i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
-  }
-  const float a = sums[0] + sums[4], b = sums[1] + sums[5], c = sums[2] + sums[6], d = sums[3] + sums[7];
-  return (a + c) + (b + d);
+  return sums[0];
 }
 
-// Scale of a signed block from the bit patterns of its largest and its largest negated value.
-STQ_INLINE float signed_scale(const State& state, int32_t top, int32_t bottom) {
-  const float largest = float_of(top > bottom ? top : bottom);
+// Bit patterns of the largest and of the largest negated value, or 0; beyond infinity for NaN.
+struct Extremes {
+  Ints top{}, bottom{};
+
+  STQ_INLINE void add(Floats x) {
+    const Ints pattern = as<Ints>(x);
+    top = larger(top, pattern);
+    bottom = larger(bottom, pattern ^ int32_t(kSign));
+  }
+};
+
+static STQ_INLINE int32_t largest_of(Ints x) {
+  int32_t largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+// Scale of a signed block from its extremes.
+static STQ_INLINE float signed_scale(const State& state, int32_t top, int32_t bottom) {
+  const float largest = as<float>(top > bottom ? top : bottom);
   if (largest < kTiny) return 0.0f;
   return state.family == kDynamic && top < bottom ? -largest : largest;
 }

@@ -17,7 +17,7 @@ constexpr float kLargestSquare = 0x1p120f;
 struct AdamConstants {
   float beta1, beta1_rest, beta2, beta2_rest, keep, decay, momentum, error, eps;
 
-  STQ_INLINE AdamConstants of(const double* c) {
+  static STQ_INLINE AdamConstants of(const double* c) {
     return {float(c[0]), float(c[1]), float(c[2]), float(c[3]), float(c[4]),
             float(c[5]), float(c[6]), float(c[7]), float(c[8])};
   }
@@ -30,29 +30,25 @@ struct BlockSums {
 };
 
 // Updates the averages of one block. A square above `limit` is cut; NaN passes.
-STQ_INLINE BlockSums adam_averages(const float* __restrict grad, float* __restrict first, float* __restrict second,
-                                   int half, const AdamConstants& c, float limit) {
+static STQ_INLINE BlockSums adam_averages(const float* grad, float* first, float* second, int half,
+                                          const AdamConstants& c, float limit) {
   alignas(64) float sums[kMaxBlock / 2];
-  int32_t top = 0, bottom = 0;
-  STQ_SIMD
-  for (int i = 0; i < half; ++i) {
-    const float g0 = grad[i], g1 = grad[i + half];
-    const float m0 = c.beta1 * first[i] + c.beta1_rest * g0, m1 = c.beta1 * first[i + half] + c.beta1_rest * g1;
-    float q0 = g0 * g0, q1 = g1 * g1;
-    q0 = limit < q0 ? limit : q0;
-    q1 = limit < q1 ? limit : q1;
-    first[i] = m0, first[i + half] = m1;
-    second[i] = c.beta2 * second[i] + c.beta2_rest * q0;
-    second[i + half] = c.beta2 * second[i + half] + c.beta2_rest * q1;
-    sums[i] = q0 + q1;
-    const int32_t b0 = bits_of(m0), b1 = bits_of(m1);
-    const int32_t n0 = b0 ^ int32_t(kSign), n1 = b1 ^ int32_t(kSign);
-    top = top > b0 ? top : b0;
-    top = top > b1 ? top : b1;
-    bottom = bottom > n0 ? bottom : n0;
-    bottom = bottom > n1 ? bottom : n1;
+  Extremes extremes;
+  const auto update = [&](int i) __attribute__((always_inline)) {
+    const Floats g = load<Floats>(grad + i);
+    const Floats m = c.beta1 * load<Floats>(first + i) + c.beta1_rest * g;
+    Floats q = g * g;
+    q = select(limit < q, Floats{} + limit, q);
+    store(first + i, m);
+    store(second + i, c.beta2 * load<Floats>(second + i) + c.beta2_rest * q);
+    extremes.add(m);
+    return q;
+  };
+  for (int i = 0; i < half; i += kLanes) {
+    const Floats low = update(i);
+    store(sums + i, low + update(i + half));
   }
-  return {top, bottom, tree_sum(sums, half)};
+  return {largest_of(extremes.top), largest_of(extremes.bottom), tree_sum(sums, half)};
 }
 
 // Takes elements with a non-finite momentum out of a block and marks them; rare, so not fast.
@@ -60,9 +56,9 @@ static BlockSums adam_drop_bad(const float* grad, float* first, float* second, u
   float sums[kMaxBlock / 2];
   int32_t top = 0, bottom = 0;
   for (int i = 0; i < 2 * half; ++i) {
-    bad[i] = (bits_of(first[i]) & kInfinity) == kInfinity;
+    bad[i] = (as<int32_t>(first[i]) & kInfinity) == kInfinity;
     if (bad[i]) first[i] = second[i] = 0.0f;
-    const int32_t pattern = bits_of(first[i]), negated = pattern ^ int32_t(kSign);
+    const int32_t pattern = as<int32_t>(first[i]), negated = pattern ^ int32_t(kSign);
     top = top > pattern ? top : pattern;
     bottom = bottom > negated ? bottom : negated;
   }
@@ -75,7 +71,7 @@ static BlockSums adam_drop_bad(const float* grad, float* first, float* second, u
   return {top, bottom, tree_sum(sums, half)};
 }
 
-STQ_INLINE float* load_grad(const Item& item, const Chunk& chunk, const float* weight, float decay, float* buffer) {
+static STQ_INLINE float* load_grad(const Item& item, const Chunk& chunk, const float* weight, float decay, float* buffer) {
   float* grad = view_tensor(item.grad, item.grad_dtype, chunk, buffer);
   const int n = chunk.blocks * chunk.block;
   if (item.maximize) {
@@ -89,7 +85,7 @@ STQ_INLINE float* load_grad(const Item& item, const Chunk& chunk, const float* w
   return grad;
 }
 
-STQ_INLINE void load_state(const State& state, const Chunk& chunk, float* out) {
+static STQ_INLINE void load_state(const State& state, const Chunk& chunk, float* out) {
   if (state.packed()) {
     decoder(state)(state, chunk, out);
     clear_padding(chunk, out);
@@ -98,7 +94,7 @@ STQ_INLINE void load_state(const State& state, const Chunk& chunk, float* out) {
   }
 }
 
-STQ_INLINE void keep_maximum(const State& state, const Chunk& chunk, float* buffer, float* second) {
+static STQ_INLINE void keep_maximum(const State& state, const Chunk& chunk, float* buffer, float* second) {
   load_tensor(state.data, kFloat32, chunk, buffer);
   for (int i = 0; i < chunk.blocks * chunk.block; ++i)
     second[i] = buffer[i] > second[i] || buffer[i] != buffer[i] ? buffer[i] : second[i];
@@ -158,13 +154,14 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
     }
     if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
 
-    float* __restrict w = weight;
-    STQ_SIMD
-    for (int i = 0; i < n; ++i)
-      w[i] = c.keep * w[i] - momentum * buffers.first[i] / (__builtin_sqrtf(buffers.second[i]) + c.eps);
+    for (int i = 0; i < n; i += kLanes) {
+      const Floats move = momentum * load<Floats>(buffers.first + i);
+      const Floats denominator = root(load<Floats>(buffers.second + i)) + c.eps;
+      store(weight + i, c.keep * load<Floats>(weight + i) - move / denominator);
+    }
     if (any_bad)
       for (int i = 0; i < n; ++i)
-        if (buffers.bad[i]) w[i] = float_of(0x7FC00000);
+        if (buffers.bad[i]) weight[i] = as<float>(0x7FC00000);
     store_weight(item, chunk, weight, buffers.weight, buffers.random);
   }
 }

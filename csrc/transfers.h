@@ -28,7 +28,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
     } else {
       int32_t top = 0, bottom = 0;
       for (int i = 0; i < chunk.block; ++i) {
-        const int32_t pattern = bits_of(x[i]), negated = pattern ^ int32_t(kSign);
+        const int32_t pattern = as<int32_t>(x[i]), negated = pattern ^ int32_t(kSign);
         top = top > pattern ? top : pattern;
         bottom = bottom > negated ? bottom : negated;
       }
@@ -46,7 +46,7 @@ static void encode_range(const Item& item, int64_t begin, int64_t end) {
     chunk_at(item.grid, at, end, chunk);
     load_tensor(item.weight, item.weight_dtype, chunk, values);
     for (int i = 0; i < chunk.blocks * chunk.block; ++i)
-      values[i] = (bits_of(values[i]) & kInfinity) == kInfinity ? 0.0f : values[i];
+      values[i] = (as<int32_t>(values[i]) & kInfinity) == kInfinity ? 0.0f : values[i];
     encode_values(item.states[0], chunk, values);
   }
 }
@@ -70,24 +70,24 @@ static void recode_range(const Item& item, int64_t begin, int64_t end) {
 }
 
 // Rounds to the nearest integer, ties to even, as torch.round does.
-STQ_INLINE int64_t round_even(double x) {
+static STQ_INLINE int64_t round_even(double x) {
   const double magic = 0x1.8p52;
   return x < 0x1p51 ? int64_t((x + magic) - magic) : int64_t(x);
 }
 
 static void add_energy(float value, Stats& sums) {
-  const uint32_t magnitude = uint32_t(bits_of(value)) & ~kSign;
+  const uint32_t magnitude = uint32_t(as<int32_t>(value)) & ~kSign;
   int bin = (int(magnitude >> kMantissa) + 1) / 8;  // the exponent, counted from 2^-128
   bin = bin < kEnergyBins ? bin : kEnergyBins - 1;
   const uint64_t power = uint64_t(1023 + 128 - 8 * bin) << 52;
   double unit;
   __builtin_memcpy(&unit, &power, 8);
-  const double mantissa = double(float_of(int32_t(magnitude))) * unit;
+  const double mantissa = double(as<float>(int32_t(magnitude))) * unit;
   sums.energy[bin] += round_even(mantissa * mantissa * 0x1p14);
 }
 
 // Whether a code is on the top level: the magnitude's for signed families, the level's for LOG.
-STQ_INLINE bool outermost(const State& state, int code) {
+static STQ_INLINE bool outermost(const State& state, int code) {
   if (state.bits == 0) return false;
   const int last = (1 << state.bits) - 1, top = 1 << (state.bits - 1);
   if (state.family == kLog) return code == last;
@@ -111,7 +111,7 @@ static void stats_range(const Item& item, int64_t begin, int64_t end, Stats& sum
     decoder(state)(unscaled, chunk, ratios);
     for (int b = 0; b < chunk.blocks; ++b) {
       for (int i = b * chunk.block; i < b * chunk.block + chunk.count[b]; ++i) {
-        const float ratio = __builtin_fabsf(ratios[i]), ratio2 = ratio * ratio;
+        const float ratio = absolute(ratios[i]), ratio2 = ratio * ratio;
         sums.zeros += values[i] == 0.0f;
         sums.saturated += outermost(state, int(codes[i]));
         sums.ratio += round_even(double(ratio) * 0x1p30);

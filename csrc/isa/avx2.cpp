@@ -2,6 +2,7 @@
 #include "../layout.h"
 
 namespace stquant::avx2 {
+#define STQ_LANES 8
 #define STQ_NAME "avx2"
 #include "kernels.h"
 }  // namespace stquant::avx2

@@ -2,6 +2,7 @@
 #include "../layout.h"
 
 namespace stquant::avx512 {
+#define STQ_LANES 8
 #define STQ_NAME "avx512"
 #include "kernels.h"
 }  // namespace stquant::avx512

@@ -1,5 +1,6 @@
 // Everything that is compiled once per instruction set; included inside its namespace.
 // clang-format off: the order matters, each header builds on those before
+#include "../simd.h"
 #include "../codec.h"
 #include "../chunks.h"
 #include "../steps.h"

@@ -2,6 +2,7 @@
 #include "../layout.h"
 
 namespace stquant::scalar {
+#define STQ_LANES 4
 #define STQ_NAME "scalar"
 #include "kernels.h"
 }  // namespace stquant::scalar

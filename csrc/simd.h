@@ -1,0 +1,132 @@
+// A few words in which the kernels are written once, for one element and for a vector of them.
+//
+// Vectors are the compilers' own (vector_size): operators act on each element, every result is
+// rounded by itself, and a comparison gives a mask. Code that takes the type `F` works for `float`,
+// which ends a run whose length is no multiple of a vector, and for `Floats`.
+//
+// Included inside the namespace of one instruction set, which defines STQ_LANES, and compiled with
+// its flags: nothing here or in the headers after may have external linkage or call an inline
+// function of the standard library, because the linker could hand the code of one instruction set
+// to another.
+
+#define STQ_INLINE inline __attribute__((always_inline))
+
+constexpr int kLanes = STQ_LANES;
+typedef float Floats __attribute__((vector_size(4 * STQ_LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * STQ_LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * STQ_LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(STQ_LANES)));
+
+template <class F>
+struct Types;
+template <>
+struct Types<float> {
+  using Int = int32_t;
+  using Word = uint32_t;
+  static constexpr int lanes = 1;
+};
+template <>
+struct Types<Floats> {
+  using Int = Ints;
+  using Word = Words;
+  static constexpr int lanes = kLanes;
+};
+template <class F>
+using Int = typename Types<F>::Int;
+template <class F>
+using Word = typename Types<F>::Word;
+
+// Reinterprets the bits.
+template <class To, class From>
+static STQ_INLINE To as(From x) {
+  static_assert(sizeof(To) == sizeof(From), "another size");
+  To y;
+  __builtin_memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+template <class V, class T>
+static STQ_INLINE V load(const T* p) {
+  V x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class T, class V>
+static STQ_INLINE void store(T* p, V x) {
+  __builtin_memcpy(p, &x, sizeof x);
+}
+
+template <class V>
+static STQ_INLINE V load_bytes(const uint8_t* p) {
+  if constexpr (sizeof(V) == 4) {
+    return V(*p);
+  } else {
+#if defined(__AVX2__)
+    typedef long long Half __attribute__((vector_size(16)));
+    typedef char Chars __attribute__((vector_size(16)));
+    return as<V>(__builtin_ia32_pmovzxbd256(as<Chars>(Half{load<long long>(p), 0})));
+#else
+    return __builtin_convertvector(load<Bytes>(p), V);
+#endif
+  }
+}
+static STQ_INLINE void store_bytes(uint8_t* p, uint32_t x) { *p = uint8_t(x); }
+static STQ_INLINE void store_bytes(uint8_t* p, Words x) { store(p, __builtin_convertvector(x, Bytes)); }
+
+static STQ_INLINE float select(bool mask, float a, float b) { return mask ? a : b; }
+static STQ_INLINE int32_t select(bool mask, int32_t a, int32_t b) { return mask ? a : b; }
+static STQ_INLINE uint32_t select(bool mask, uint32_t a, uint32_t b) { return mask ? a : b; }
+static STQ_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+static STQ_INLINE Ints select(Ints mask, Ints a, Ints b) { return mask ? a : b; }
+static STQ_INLINE Words select(Ints mask, Words a, Words b) { return mask ? a : b; }
+
+// `x` where the mask holds, else 0.
+static STQ_INLINE int32_t only(bool mask, int32_t x) { return mask ? x : 0; }
+static STQ_INLINE Ints only(Ints mask, int32_t x) { return mask & x; }
+
+template <class V, class T>
+static STQ_INLINE V smaller(V x, T bound) {
+  return select(x < bound, x, V{} + bound);
+}
+template <class V, class T>
+static STQ_INLINE V larger(V x, T bound) {
+  return select(x > bound, x, V{} + bound);
+}
+
+// Correctly rounded square roots.
+static STQ_INLINE float root(float x) { return __builtin_sqrtf(x); }
+static STQ_INLINE Floats root(Floats x) {
+#if defined(__AVX2__)
+  return __builtin_ia32_sqrtps256(x);
+#elif defined(__SSE2__)
+  return __builtin_ia32_sqrtps(x);
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
+// Values of a table of 8, by index.
+static STQ_INLINE float look_up(const float* table, int32_t index) { return table[index]; }
+static STQ_INLINE Floats look_up(const float* table, Ints index) {
+#if defined(__AVX2__)
+  return __builtin_ia32_permvarsf256(load<Floats>(table), index);
+#else
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) x[i] = table[index[i]];
+  return x;
+#endif
+}
+
+template <class F>
+static STQ_INLINE F absolute(F x) {
+  return as<F>(as<Word<F>>(x) & 0x7FFFFFFFu);
+}
+
+// Calls visit(position, F{}) for a run of elements: vectors first, then one by one.
+template <class Visit>
+static STQ_INLINE void each(int count, Visit visit) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) visit(i, Floats{});
+  for (; i < count; ++i) visit(i, float{});
+}
