@@ -66,7 +66,8 @@ struct MulawCurve {
     const F biased = absolute(value) * stretch + 1.5f;
     const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
     const Int<F> magnitude = smaller(rounded, sign_bit - 1);
-    return magnitude | (only(value < 0.0f, sign_bit) & only(magnitude > 0, sign_bit));
+    const Int<F> sign = as<Int<F>>(as<Word<F>>(value) >> (32 - bits));
+    return magnitude | (sign & only(magnitude > 0, sign_bit));
   }
 };
 
@@ -124,8 +125,12 @@ struct Lane {
     if constexpr (shift + bits > 32) word[at + 1] |= as<Word<F>>(code) >> (32 - shift);
   }
   STQ_INLINE void store(uint8_t* planes, int lanes) const {
-#pragma GCC unroll 16
-    for (int p = 0; p < bits; ++p) store_bytes(planes + p * lanes, word[p / 4] >> (8 * (p % 4)));
+    if constexpr (bits > 0) store_planes<(bits < 4 ? bits : 4)>(planes, lanes, word[0]);
+    if constexpr (bits > 4) store_planes<(bits < 8 ? bits - 4 : 4)>(planes + 4 * lanes, lanes, word[1]);
+    if constexpr (bits > 8) {
+      store_planes<4>(planes + 8 * lanes, lanes, word[2]);
+      store_planes<4>(planes + 12 * lanes, lanes, word[3]);
+    }
   }
 };
 
@@ -179,15 +184,30 @@ static STQ_INLINE void pack_block(uint8_t* planes, int lanes, Map map) {
 
 // ------------------------------------------------------------------- states, chunk by chunk
 
-// What happens to a value once its code is known: nothing, or it becomes value * x + error * e,
-// e being what rounding dropped.
+// What else an encoder does with a value while it has it.
+enum Also { kNone, kPrepay, kMoveWeight };
+
+// The operands of that: kPrepay replaces the value x by factor * x + error * e, e being what
+// rounding dropped; kMoveWeight takes x for the denominator of an Adam step.
 struct Feedback {
-  float value, error;
+  float factor, error, keep, eps;
+  const float* move;
+  float* weight;
+
+  static Feedback prepay(float factor, float error) { return {factor, error, 0.0f, 0.0f, nullptr, nullptr}; }
+  static Feedback adam(float factor, float keep, float eps, const float* move, float* weight) {
+    return {factor, 0.0f, keep, eps, move, weight};
+  }
+  template <class F>
+  STQ_INLINE void move_weight(int i, F second) const {
+    const F quotient = factor * load<F>(move + i) / (root(second) + eps);
+    store(weight + i, keep * load<F>(weight + i) - quotient);
+  }
 };
 
 using DecodeChunk = void (*)(const State& state, const Chunk& chunk, float* out);
 using EncodeChunk = void (*)(const State& state, const Chunk& chunk, const float* scales, float* values,
-                             const uint32_t* random, Feedback feedback);
+                             const uint32_t* random, const Feedback& feedback);
 
 template <class Curve>
 static void decode_chunk(const State& state, const Chunk& chunk, float* out) {
@@ -201,9 +221,9 @@ static void decode_chunk(const State& state, const Chunk& chunk, float* out) {
   });
 }
 
-template <class Curve, bool prepay, bool noisy>
+template <class Curve, Also also, bool noisy>
 static void encode_chunk(const State& state, const Chunk& chunk, const float* scales, float* values,
-                         const uint32_t* random, Feedback feedback) {
+                         const uint32_t* random, const Feedback& feedback) {
   uint8_t* codes = static_cast<uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(scales[b], state);
@@ -214,10 +234,11 @@ static void encode_chunk(const State& state, const Chunk& chunk, const float* sc
       Word<F> noise{};
       if constexpr (noisy) noise = load<Word<F>>(random + b * chunk.block + i);
       const Int<F> code = curve.template encode<F>(value, noise);
-      if constexpr (prepay) {
+      if constexpr (also == kPrepay) {
         const F error = value - curve.template decode<F>(code);
-        store(x + i, feedback.value * value + feedback.error * error);
+        store(x + i, feedback.factor * value + feedback.error * error);
       }
+      if constexpr (also == kMoveWeight) feedback.move_weight<F>(b * chunk.block + i, value);
       return code;
     });
   });
@@ -263,34 +284,35 @@ static DecodeChunk decoder(const State& state) {
   }
 }
 
-template <bool prepay>
+template <Also also>
 static EncodeChunk signed_encoder(const State& state) {
   const int bits = int(state.bits);
   if (state.family == kDynamic)
-    return bits == 0   ? encode_chunk<DynamicCurve<0>, prepay, false>
-           : bits == 2 ? encode_chunk<DynamicCurve<2>, prepay, false>
-                       : encode_chunk<DynamicCurve<3>, prepay, false>;
-  return bits == 4   ? encode_chunk<MulawCurve<4>, prepay, false>
-         : bits == 5 ? encode_chunk<MulawCurve<5>, prepay, false>
-         : bits == 6 ? encode_chunk<MulawCurve<6>, prepay, false>
-                     : encode_chunk<MulawCurve<8>, prepay, false>;
+    return bits == 0   ? encode_chunk<DynamicCurve<0>, also, false>
+           : bits == 2 ? encode_chunk<DynamicCurve<2>, also, false>
+                       : encode_chunk<DynamicCurve<3>, also, false>;
+  return bits == 4   ? encode_chunk<MulawCurve<4>, also, false>
+         : bits == 5 ? encode_chunk<MulawCurve<5>, also, false>
+         : bits == 6 ? encode_chunk<MulawCurve<6>, also, false>
+                     : encode_chunk<MulawCurve<8>, also, false>;
 }
 
-template <bool noisy>
+template <Also also, bool noisy>
 static EncodeChunk log_encoder(const State& state) {
   constexpr EncodeChunk table[] = {
-      encode_chunk<LogCurve<0, noisy>, false, noisy>, encode_chunk<LogCurve<1, noisy>, false, noisy>,
-      encode_chunk<LogCurve<2, noisy>, false, noisy>, encode_chunk<LogCurve<3, noisy>, false, noisy>,
-      encode_chunk<LogCurve<4, noisy>, false, noisy>, encode_chunk<LogCurve<5, noisy>, false, noisy>,
-      encode_chunk<LogCurve<6, noisy>, false, noisy>, nullptr,
-      encode_chunk<LogCurve<8, noisy>, false, noisy>};
+      encode_chunk<LogCurve<0, noisy>, also, noisy>, encode_chunk<LogCurve<1, noisy>, also, noisy>,
+      encode_chunk<LogCurve<2, noisy>, also, noisy>, encode_chunk<LogCurve<3, noisy>, also, noisy>,
+      encode_chunk<LogCurve<4, noisy>, also, noisy>, encode_chunk<LogCurve<5, noisy>, also, noisy>,
+      encode_chunk<LogCurve<6, noisy>, also, noisy>, nullptr,
+      encode_chunk<LogCurve<8, noisy>, also, noisy>};
   return table[state.bits];
 }
 
 // The encoder of a state. Only LOG draws random numbers; only signed families prepay.
-static EncodeChunk encoder(const State& state, bool prepay, bool noisy) {
-  if (state.family == kLog) return noisy ? log_encoder<true>(state) : log_encoder<false>(state);
-  return prepay ? signed_encoder<true>(state) : signed_encoder<false>(state);
+static EncodeChunk encoder(const State& state, Also also, bool noisy) {
+  if (state.family != kLog) return also == kPrepay ? signed_encoder<kPrepay>(state) : signed_encoder<kNone>(state);
+  if (also == kMoveWeight) return noisy ? log_encoder<kMoveWeight, true>(state) : log_encoder<kMoveWeight, false>(state);
+  return noisy ? log_encoder<kNone, true>(state) : log_encoder<kNone, false>(state);
 }
 
 // ----------------------------------------------------------------------- random numbers
@@ -326,11 +348,12 @@ static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
 // Sum of a block by the halving tree; `sums` holds the first half already added to the second.
 static STQ_INLINE float tree_sum(float* sums, int half) {
   for (half /= 2; half >= kLanes; half /= 2)
-    for (int i = 0; i < half; i += kLanes)
-      store(sums + i, load<Floats>(sums + i) + load<Floats>(sums + i + half));
-  for (; half >= 1; half /= 2)
-    for (int i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
-  return sums[0];
+    for (int i = 0; i < half; i += kLanes) store(sums + i, load<Floats>(sums + i) + load<Floats>(sums + i + half));
+  Floats x = load<Floats>(sums);
+  if constexpr (kLanes == 8) x = x + shifted<4>(x);
+  x = x + shifted<2>(x);
+  x = x + shifted<1>(x);
+  return x[0];
 }
 
 // Bit patterns of the largest and of the largest negated value, or 0; beyond infinity for NaN.
@@ -345,9 +368,10 @@ struct Extremes {
 };
 
 static STQ_INLINE int32_t largest_of(Ints x) {
-  int32_t largest = 0;
-  for (int i = 0; i < kLanes; ++i) largest = x[i] > largest ? x[i] : largest;
-  return largest;
+  if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
+  x = larger(x, shifted<2>(x));
+  x = larger(x, shifted<1>(x));
+  return x[0];
 }
 
 // Scale of a signed block from its extremes.

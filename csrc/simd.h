@@ -70,8 +70,29 @@ static STQ_INLINE V load_bytes(const uint8_t* p) {
 #endif
   }
 }
-static STQ_INLINE void store_bytes(uint8_t* p, uint32_t x) { *p = uint8_t(x); }
-static STQ_INLINE void store_bytes(uint8_t* p, Words x) { store(p, __builtin_convertvector(x, Bytes)); }
+// Stores the low `count` bytes of each word, byte p at planes + p * stride.
+template <int count>
+static STQ_INLINE void store_planes(uint8_t* planes, int stride, uint32_t x) {
+#pragma GCC unroll 4
+  for (int p = 0; p < count; ++p) planes[p * stride] = uint8_t(x >> (8 * p));
+}
+template <int count>
+static STQ_INLINE void store_planes(uint8_t* planes, int stride, Words x) {
+#if defined(__AVX2__)
+  typedef char Chars __attribute__((vector_size(32)));
+  typedef int64_t Quads __attribute__((vector_size(32)));
+  // Sort the bytes by plane within each half, then bring the halves of a plane together.
+  const Chars order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+                       0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  const Quads sorted = as<Quads>(__builtin_ia32_permvarsi256(as<Ints>(__builtin_ia32_pshufb256(as<Chars>(x), order)),
+                                                             Ints{0, 4, 1, 5, 2, 6, 3, 7}));
+#pragma GCC unroll 4
+  for (int p = 0; p < count; ++p) store(planes + p * stride, int64_t(sorted[p]));
+#else
+#pragma GCC unroll 4
+  for (int p = 0; p < count; ++p) store(planes + p * stride, __builtin_convertvector(x >> (8 * p), Bytes));
+#endif
+}
 
 static STQ_INLINE float select(bool mask, float a, float b) { return mask ? a : b; }
 static STQ_INLINE int32_t select(bool mask, int32_t a, int32_t b) { return mask ? a : b; }
@@ -84,13 +105,25 @@ static STQ_INLINE Words select(Ints mask, Words a, Words b) { return mask ? a : 
 static STQ_INLINE int32_t only(bool mask, int32_t x) { return mask ? x : 0; }
 static STQ_INLINE Ints only(Ints mask, int32_t x) { return mask & x; }
 
-template <class V, class T>
-static STQ_INLINE V smaller(V x, T bound) {
-  return select(x < bound, x, V{} + bound);
-}
-template <class V, class T>
-static STQ_INLINE V larger(V x, T bound) {
-  return select(x > bound, x, V{} + bound);
+static STQ_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+static STQ_INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+#if defined(__AVX2__)
+static STQ_INLINE Ints smaller(Ints a, Ints b) { return __builtin_ia32_pminsd256(a, b); }
+static STQ_INLINE Ints larger(Ints a, Ints b) { return __builtin_ia32_pmaxsd256(a, b); }
+#else
+static STQ_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
+static STQ_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+#endif
+static STQ_INLINE Ints smaller(Ints a, int32_t b) { return smaller(a, Ints{} + b); }
+static STQ_INLINE Ints larger(Ints a, int32_t b) { return larger(a, Ints{} + b); }
+
+// Cuts what is above `bound`; NaN passes.
+static STQ_INLINE Floats cut_above(Floats x, float bound) {
+#if defined(__AVX2__)
+  return __builtin_ia32_minps256(Floats{} + bound, x);
+#else
+  return Floats{} + bound < x ? Floats{} + bound : x;
+#endif
 }
 
 // Correctly rounded square roots.
@@ -115,6 +148,20 @@ static STQ_INLINE Floats look_up(const float* table, Ints index) {
   Floats x;
   for (int i = 0; i < kLanes; ++i) x[i] = table[index[i]];
   return x;
+#endif
+}
+
+// A vector whose element i is x[i + distance], for the lower elements that have one.
+template <int distance, class V>
+static STQ_INLINE V shifted(V x) {
+#if defined(__clang__)
+  V y{};
+  for (int i = 0; i + distance < kLanes; ++i) y[i] = x[i + distance];
+  return y;
+#else
+  Ints index;
+  for (int i = 0; i < kLanes; ++i) index[i] = (i + distance) % kLanes;
+  return __builtin_shuffle(x, index);
 #endif
 }
 

@@ -29,22 +29,35 @@ struct BlockSums {
   float square;         // sum of the squared gradients
 };
 
+constexpr int kAhead = kChunk * int(sizeof(float));  // bytes: the same place of the next chunk
+
+// The gradients and weights of a later chunk, fetched while this one is worked on.
+struct Ahead {
+  const char *grad, *weight;
+
+  // Fetches what holds the elements from `i` on; a line of 64 bytes holds 16 of them in fp32.
+  STQ_INLINE void fetch(int i) const {
+    __builtin_prefetch(grad + 4 * i);
+    __builtin_prefetch(weight + 4 * i, 1);
+  }
+};
+
 // Updates the averages of one block. A square above `limit` is cut; NaN passes.
 static STQ_INLINE BlockSums adam_averages(const float* grad, float* first, float* second, int half,
-                                          const AdamConstants& c, float limit) {
+                                          const AdamConstants& c, float limit, Ahead ahead) {
   alignas(64) float sums[kMaxBlock / 2];
   Extremes extremes;
   const auto update = [&](int i) __attribute__((always_inline)) {
     const Floats g = load<Floats>(grad + i);
     const Floats m = c.beta1 * load<Floats>(first + i) + c.beta1_rest * g;
-    Floats q = g * g;
-    q = select(limit < q, Floats{} + limit, q);
+    const Floats q = cut_above(g * g, limit);
     store(first + i, m);
     store(second + i, c.beta2 * load<Floats>(second + i) + c.beta2_rest * q);
     extremes.add(m);
     return q;
   };
   for (int i = 0; i < half; i += kLanes) {
+    ahead.fetch(2 * i);
     const Floats low = update(i);
     store(sums + i, low + update(i + half));
   }
@@ -106,8 +119,11 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
   const State &first = item.states[0], &second = item.states[1], &maximum = item.states[2];
   const bool any_packed = first.packed() || second.packed();
   const float limit = second.packed() ? kLargestSquare : __builtin_inff();
-  const EncodeChunk encode_first = first.packed() ? encoder(first, first.prepay, false) : nullptr;
-  const EncodeChunk encode_second = second.packed() ? encoder(second, false, second.stochastic) : nullptr;
+  // Square roots and divisions take their time; packing the second state meanwhile is free.
+  const bool fused = second.packed() && maximum.family == kAbsent;
+  const EncodeChunk encode_first = first.packed() ? encoder(first, first.prepay ? kPrepay : kNone, false) : nullptr;
+  const EncodeChunk encode_second =
+      second.packed() ? encoder(second, fused ? kMoveWeight : kNone, second.stochastic) : nullptr;
   const int half = int(item.grid.block) / 2;
   Buffers buffers;
   Chunk chunk;
@@ -125,8 +141,10 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
     int32_t largest = 0;
     for (int b = 0; b < chunk.blocks; ++b) {
       const int o = b * chunk.block;
-      sums[b] = half == 64 ? adam_averages(grad + o, buffers.first + o, buffers.second + o, 64, c, limit)
-                           : adam_averages(grad + o, buffers.first + o, buffers.second + o, half, c, limit);
+      const Ahead ahead = {reinterpret_cast<const char*>(grad + o) + kAhead,
+                           reinterpret_cast<const char*>(weight + o) + kAhead};
+      sums[b] = half == 64 ? adam_averages(grad + o, buffers.first + o, buffers.second + o, 64, c, limit, ahead)
+                           : adam_averages(grad + o, buffers.first + o, buffers.second + o, half, c, limit, ahead);
       largest = largest > sums[b].top ? largest : sums[b].top;
       largest = largest > sums[b].bottom ? largest : sums[b].bottom;
     }
@@ -141,24 +159,21 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
     if (first.packed()) {
       for (int b = 0; b < chunk.blocks; ++b)
         first.scales[at + b] = scales[b] = signed_scale(first, sums[b].top, sums[b].bottom);
-      encode_first(first, chunk, scales, buffers.first, buffers.random, {c.momentum, c.error});
+      encode_first(first, chunk, scales, buffers.first, nullptr, Feedback::prepay(c.momentum, c.error));
       if (first.prepay) momentum = 1.0f;  // the encoder has left momentum * m + error * e
     }
+    const Feedback update = Feedback::adam(momentum, c.keep, c.eps, buffers.first, weight);
     if (second.packed()) {
       for (int b = 0; b < chunk.blocks; ++b)
         second.scales[at + b] = scales[b] =
             c.beta2 * second.scales[at + b] + c.beta2_rest * (sums[b].square / float(chunk.count[b]));
       if (second.stochastic) draw_chunk(second.key, chunk, buffers.random);
       clear_padding(chunk, buffers.second);
-      encode_second(second, chunk, scales, buffers.second, buffers.random, {});
+      encode_second(second, chunk, scales, buffers.second, buffers.random, update);
     }
     if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
-
-    for (int i = 0; i < n; i += kLanes) {
-      const Floats move = momentum * load<Floats>(buffers.first + i);
-      const Floats denominator = root(load<Floats>(buffers.second + i)) + c.eps;
-      store(weight + i, c.keep * load<Floats>(weight + i) - move / denominator);
-    }
+    if (!fused)
+      for (int i = 0; i < n; i += kLanes) update.move_weight(i, load<Floats>(buffers.second + i));
     if (any_bad)
       for (int i = 0; i < n; ++i)
         if (buffers.bad[i]) weight[i] = as<float>(0x7FC00000);
