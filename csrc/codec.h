@@ -23,6 +23,7 @@ struct DynamicCurve {
   float scale, inverse;
 
   static STQ_INLINE DynamicCurve of(float scale, const State&) { return {scale, reciprocal(scale)}; }
+  static STQ_INLINE bool flat() { return false; }
 
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
@@ -35,12 +36,12 @@ struct DynamicCurve {
     if constexpr (bits == 0) return Int<F>{};
     if constexpr (bits == 2) {
       constexpr float t1 = float((0.0 + 0.55) / 2), t2 = float((0.55 + 1.0) / 2);
-      return only(ratio >= t1, 1) + only(ratio >= t2, 1) + only(ratio <= -t1, 3);
+      return only(ratio <= -t1, 3) - minus(ratio >= t1) - minus(ratio >= t2);
     }
     constexpr float t1 = float((0.0 + 0.055) / 2), t2 = float((0.055 + 0.325) / 2);
     constexpr float t3 = float((0.325 + 0.775) / 2), t4 = float((0.775 + 1.0) / 2);
-    return only(ratio >= t1, 1) + only(ratio >= t2, 1) + only(ratio >= t3, 1) + only(ratio >= t4, 1) +
-           only(ratio <= -t1, 5) + only(ratio <= -t2, 1) + only(ratio <= -t3, 1);
+    const Int<F> below = only(ratio <= -t1, 5) - minus(ratio <= -t2) - minus(ratio <= -t3);
+    return below - minus(ratio >= t1) - minus(ratio >= t2) - minus(ratio >= t3) - minus(ratio >= t4);
   }
 };
 
@@ -51,11 +52,12 @@ struct MulawCurve {
   static constexpr int32_t bias = 0x3FC00000;  // 1.5
   static constexpr int shift = kMantissa - (bits - 2);
   static constexpr int32_t sign_bit = 1 << (bits - 1);
-  float unit, stretch;
+  float scale, unit, stretch;
 
   static STQ_INLINE MulawCurve of(float scale, const State&) {
-    return {scale / span, scale < kTiny ? 0.0f : span / scale};
+    return {scale, scale / span, scale < kTiny ? 0.0f : span / scale};
   }
+  static STQ_INLINE bool flat() { return false; }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
     const F value = (as<F>(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
@@ -82,9 +84,10 @@ struct LogCurve {
   }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
-    const F value = as<F>(uint32_t(lowest) + (as<Word<F>>(code) << shift)) * scale;
-    return scale < kTiny ? F{} + scale : value;
+    return as<F>(uint32_t(lowest) + (as<Word<F>>(code) << shift)) * scale;
   }
+  // A block whose mean counts as zero has the mean itself for all values.
+  STQ_INLINE bool flat() const { return scale < kTiny; }
   template <class F>
   STQ_INLINE Int<F> encode(F value, Word<F> random) const {
     if constexpr (bits == 0) return Int<F>{};
@@ -182,7 +185,51 @@ static STQ_INLINE void pack_block(uint8_t* planes, int lanes, Map map) {
   });
 }
 
+// --------------------------------------------------------------------------- random numbers
+
+// 32 random bits for the elements of a run; see codecs/rounding.py. The upper half of an element's
+// index is a constant here, so a run must not pass a multiple of 2^32.
+struct Noise {
+  uint32_t low, flip, add;
+
+  static STQ_INLINE Noise of(uint64_t key, int64_t first) {
+    return {uint32_t(first), uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key), uint32_t(key >> 32)};
+  }
+  template <class W>
+  STQ_INLINE W draw(int i) const {
+    W x = (numbers<W>() + (low + uint32_t(i))) ^ flip;
+    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
+    return x ^ (x >> 15);
+  }
+};
+
+// Whether the elements [first, first + count) pass a multiple of 2^32.
+static STQ_INLINE bool wraps(int64_t first, int64_t count) { return (first ^ (first + count - 1)) >> 32; }
+
+static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
+  const int before = wraps(first, count) ? int((uint64_t(1) << 32) - (uint64_t(first) & 0xFFFFFFFFu)) : count;
+  const Noise noise = Noise::of(key, first), rest = Noise::of(key, first + before);
+  const auto fill = [](const Noise& from, uint32_t* to, int n) __attribute__((always_inline)) {
+    each(n, [&](int i, auto like) __attribute__((always_inline)) { store(to + i, from.draw<Word<decltype(like)>>(i)); });
+  };
+  fill(noise, out, before);
+  fill(rest, out + before, count - before);
+}
+
+static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
+  for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.element[b], chunk.block, out + b * chunk.block);
+}
+
+static bool any_wraps(const Chunk& chunk) {
+  return wraps(chunk.element[0], chunk.element[chunk.blocks - 1] + chunk.block - chunk.element[0]);
+}
+
 // ------------------------------------------------------------------- states, chunk by chunk
+
+// Where an encoder has random numbers from: it needs none, they were drawn into a buffer, or it
+// draws them itself from the state's key.
+enum Random { kNearest, kDrawn, kOwn };
 
 // What else an encoder does with a value while it has it.
 enum Also { kNone, kPrepay, kMoveWeight };
@@ -214,6 +261,10 @@ static void decode_chunk(const State& state, const Chunk& chunk, float* out) {
   const uint8_t* codes = static_cast<const uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(state.scales[chunk.first + b], state);
+    if (curve.flat()) {
+      for (int i = 0; i < chunk.block; ++i) out[b * chunk.block + i] = curve.scale;
+      return;
+    }
     unpack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, out + b * chunk.block,
                               [&](auto code, int, auto like) __attribute__((always_inline)) {
                                 return curve.template decode<decltype(like)>(code);
@@ -221,19 +272,21 @@ static void decode_chunk(const State& state, const Chunk& chunk, float* out) {
   });
 }
 
-template <class Curve, Also also, bool noisy>
+template <class Curve, Also also, Random source>
 static void encode_chunk(const State& state, const Chunk& chunk, const float* scales, float* values,
                          const uint32_t* random, const Feedback& feedback) {
   uint8_t* codes = static_cast<uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(scales[b], state);
+    const Noise noise = Noise::of(state.key, chunk.element[b]);
     float* x = values + b * chunk.block;
     pack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, [&](int i, auto like) __attribute__((always_inline)) {
       using F = decltype(like);
       const F value = load<F>(x + i);
-      Word<F> noise{};
-      if constexpr (noisy) noise = load<Word<F>>(random + b * chunk.block + i);
-      const Int<F> code = curve.template encode<F>(value, noise);
+      Word<F> bits{};
+      if constexpr (source == kDrawn) bits = load<Word<F>>(random + b * chunk.block + i);
+      if constexpr (source == kOwn) bits = noise.template draw<Word<F>>(i);
+      const Int<F> code = curve.template encode<F>(value, bits);
       if constexpr (also == kPrepay) {
         const F error = value - curve.template decode<F>(code);
         store(x + i, feedback.factor * value + feedback.error * error);
@@ -288,59 +341,40 @@ template <Also also>
 static EncodeChunk signed_encoder(const State& state) {
   const int bits = int(state.bits);
   if (state.family == kDynamic)
-    return bits == 0   ? encode_chunk<DynamicCurve<0>, also, false>
-           : bits == 2 ? encode_chunk<DynamicCurve<2>, also, false>
-                       : encode_chunk<DynamicCurve<3>, also, false>;
-  return bits == 4   ? encode_chunk<MulawCurve<4>, also, false>
-         : bits == 5 ? encode_chunk<MulawCurve<5>, also, false>
-         : bits == 6 ? encode_chunk<MulawCurve<6>, also, false>
-                     : encode_chunk<MulawCurve<8>, also, false>;
+    return bits == 0   ? encode_chunk<DynamicCurve<0>, also, kNearest>
+           : bits == 2 ? encode_chunk<DynamicCurve<2>, also, kNearest>
+                       : encode_chunk<DynamicCurve<3>, also, kNearest>;
+  return bits == 4   ? encode_chunk<MulawCurve<4>, also, kNearest>
+         : bits == 5 ? encode_chunk<MulawCurve<5>, also, kNearest>
+         : bits == 6 ? encode_chunk<MulawCurve<6>, also, kNearest>
+                     : encode_chunk<MulawCurve<8>, also, kNearest>;
 }
 
-template <Also also, bool noisy>
+template <Also also, Random source>
 static EncodeChunk log_encoder(const State& state) {
+  constexpr bool noisy = source != kNearest;
   constexpr EncodeChunk table[] = {
-      encode_chunk<LogCurve<0, noisy>, also, noisy>, encode_chunk<LogCurve<1, noisy>, also, noisy>,
-      encode_chunk<LogCurve<2, noisy>, also, noisy>, encode_chunk<LogCurve<3, noisy>, also, noisy>,
-      encode_chunk<LogCurve<4, noisy>, also, noisy>, encode_chunk<LogCurve<5, noisy>, also, noisy>,
-      encode_chunk<LogCurve<6, noisy>, also, noisy>, nullptr,
-      encode_chunk<LogCurve<8, noisy>, also, noisy>};
+      encode_chunk<LogCurve<0, noisy>, also, source>, encode_chunk<LogCurve<1, noisy>, also, source>,
+      encode_chunk<LogCurve<2, noisy>, also, source>, encode_chunk<LogCurve<3, noisy>, also, source>,
+      encode_chunk<LogCurve<4, noisy>, also, source>, encode_chunk<LogCurve<5, noisy>, also, source>,
+      encode_chunk<LogCurve<6, noisy>, also, source>, nullptr,
+      encode_chunk<LogCurve<8, noisy>, also, source>};
   return table[state.bits];
 }
 
-// The encoder of a state. Only LOG draws random numbers; only signed families prepay.
-static EncodeChunk encoder(const State& state, Also also, bool noisy) {
-  if (state.family != kLog) return also == kPrepay ? signed_encoder<kPrepay>(state) : signed_encoder<kNone>(state);
-  if (also == kMoveWeight) return noisy ? log_encoder<kMoveWeight, true>(state) : log_encoder<kMoveWeight, false>(state);
-  return noisy ? log_encoder<kNone, true>(state) : log_encoder<kNone, false>(state);
+// The encoder of a signed state, which draws no random numbers.
+static EncodeChunk signed_encoder(const State& state, bool prepay) {
+  return prepay ? signed_encoder<kPrepay>(state) : signed_encoder<kNone>(state);
 }
 
-// ----------------------------------------------------------------------- random numbers
-
-// 32 random bits for the elements [first, first + count) of a parameter; see codecs/rounding.py.
-static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
-  while (count > 0) {
-    // The upper half of the index is constant up to the next multiple of 2^32.
-    const uint64_t left = (uint64_t(1) << 32) - (uint64_t(first) & 0xFFFFFFFFu);
-    const int n = uint64_t(count) < left ? count : int(left);
-    const uint32_t low = uint32_t(first), add = uint32_t(key >> 32);
-    const uint32_t flip = uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key);
-    alignas(64) uint32_t count_up[kLanes];
-    for (int i = 0; i < kLanes; ++i) count_up[i] = uint32_t(i);
-    each(n, [&](int i, auto like) __attribute__((always_inline)) {
-      using W = Word<decltype(like)>;
-      W x = (load<W>(count_up) + (low + uint32_t(i))) ^ flip;
-      x = (x ^ (x >> 16)) * 0x21F0AAADu;
-      x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
-      store(out + i, x ^ (x >> 15));
-    });
-    first += n, out += n, count -= n;
-  }
+// The encoder of a LOG state; while it moves weights it draws its own random numbers.
+static EncodeChunk log_encoder(const State& state, bool noisy, bool moves_weight) {
+  if (moves_weight) return noisy ? log_encoder<kMoveWeight, kOwn>(state) : log_encoder<kMoveWeight, kNearest>(state);
+  return noisy ? log_encoder<kNone, kDrawn>(state) : log_encoder<kNone, kNearest>(state);
 }
 
-static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
-  if (chunk.full) return draw(key, chunk.element[0], chunk.blocks * chunk.block, out);
-  for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.element[b], chunk.block, out + b * chunk.block);
+static EncodeChunk nearest_encoder(const State& state) {
+  return state.family == kLog ? log_encoder(state, false, false) : signed_encoder(state, false);
 }
 
 // ------------------------------------------------------------------------- block quantities

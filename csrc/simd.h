@@ -101,6 +101,10 @@ static STQ_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a
 static STQ_INLINE Ints select(Ints mask, Ints a, Ints b) { return mask ? a : b; }
 static STQ_INLINE Words select(Ints mask, Words a, Words b) { return mask ? a : b; }
 
+// -1 where the mask holds, else 0.
+static STQ_INLINE int32_t minus(bool mask) { return -int32_t(mask); }
+static STQ_INLINE Ints minus(Ints mask) { return mask; }
+
 // `x` where the mask holds, else 0.
 static STQ_INLINE int32_t only(bool mask, int32_t x) { return mask ? x : 0; }
 static STQ_INLINE Ints only(Ints mask, int32_t x) { return mask & x; }
@@ -163,6 +167,15 @@ static STQ_INLINE V shifted(V x) {
   for (int i = 0; i < kLanes; ++i) index[i] = (i + distance) % kLanes;
   return __builtin_shuffle(x, index);
 #endif
+}
+
+// 0, 1, 2, ...
+template <class V>
+static STQ_INLINE V numbers() {
+  V x{};
+  if constexpr (sizeof(V) > 4)
+    for (int i = 0; i < kLanes; ++i) x[i] = i;
+  return x;
 }
 
 template <class F>

@@ -119,11 +119,7 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
   const State &first = item.states[0], &second = item.states[1], &maximum = item.states[2];
   const bool any_packed = first.packed() || second.packed();
   const float limit = second.packed() ? kLargestSquare : __builtin_inff();
-  // Square roots and divisions take their time; packing the second state meanwhile is free.
-  const bool fused = second.packed() && maximum.family == kAbsent;
-  const EncodeChunk encode_first = first.packed() ? encoder(first, first.prepay ? kPrepay : kNone, false) : nullptr;
-  const EncodeChunk encode_second =
-      second.packed() ? encoder(second, fused ? kMoveWeight : kNone, second.stochastic) : nullptr;
+  const EncodeChunk encode_first = first.packed() ? signed_encoder(first, first.prepay) : nullptr;
   const int half = int(item.grid.block) / 2;
   Buffers buffers;
   Chunk chunk;
@@ -162,14 +158,17 @@ static void adam_range(const Item& item, int64_t begin, int64_t end) {
       encode_first(first, chunk, scales, buffers.first, nullptr, Feedback::prepay(c.momentum, c.error));
       if (first.prepay) momentum = 1.0f;  // the encoder has left momentum * m + error * e
     }
+    // Square roots and divisions take their time; packing the second state meanwhile is free.
+    const bool noisy = second.stochastic;
+    const bool fused = second.packed() && maximum.family == kAbsent && !(noisy && any_wraps(chunk));
     const Feedback update = Feedback::adam(momentum, c.keep, c.eps, buffers.first, weight);
     if (second.packed()) {
       for (int b = 0; b < chunk.blocks; ++b)
         second.scales[at + b] = scales[b] =
             c.beta2 * second.scales[at + b] + c.beta2_rest * (sums[b].square / float(chunk.count[b]));
-      if (second.stochastic) draw_chunk(second.key, chunk, buffers.random);
+      if (noisy && !fused) draw_chunk(second.key, chunk, buffers.random);
       clear_padding(chunk, buffers.second);
-      encode_second(second, chunk, scales, buffers.second, buffers.random, update);
+      log_encoder(second, noisy, fused)(second, chunk, scales, buffers.second, buffers.random, update);
     }
     if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
     if (!fused)

@@ -36,7 +36,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
     }
     state.scales[chunk.first + b] = scales[b];
   }
-  encoder(state, kNone, false)(state, chunk, scales, values, nullptr, {});
+  nearest_encoder(state)(state, chunk, scales, values, nullptr, {});
 }
 
 static void encode_range(const Item& item, int64_t begin, int64_t end) {
@@ -64,7 +64,7 @@ static void recode_range(const Item& item, int64_t begin, int64_t end) {
       continue;
     }
     clear_padding(chunk, values);
-    encoder(target, kNone, false)(target, chunk, source.scales + at, values, nullptr, {});
+    nearest_encoder(target)(target, chunk, source.scales + at, values, nullptr, {});
     for (int b = 0; b < chunk.blocks; ++b) target.scales[at + b] = source.scales[at + b];
   }
 }
