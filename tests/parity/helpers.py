@@ -68,6 +68,9 @@ class Case:
             grad = torch.randn(self.shape) * 10.0 ** (step % 5 - 3)
             grad[torch.rand(self.shape) < 0.3] = 0.0
             flat = grad.view(-1)
+            if not flat.numel():
+                drawn.append(grad.to(self.grad_dtype))
+                continue
             special = EXTREMES + (NON_FINITE if self.non_finite and step % 3 == 1 else ())
             at = torch.randint(flat.numel(), (max(1, flat.numel() // 40),))
             flat[at] = torch.tensor(special)[torch.randint(len(special), at.shape)]

@@ -1,0 +1,173 @@
+// Random cases over packing, random numbers, transfers and steps, with a fixed seed.
+//
+// Buffers are heap blocks of exactly the size that a case needs, so that the address sanitizer sees
+// every stray access; results are compared with the plainest code that can be written here.
+// Usage: fuzz [cases]
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "../layout.h"
+
+namespace stquant::fuzz {
+#if defined(__AVX2__)
+#define STQ_LANES 8
+#else
+#define STQ_LANES 4
+#endif
+#define STQ_NAME "fuzz"
+#include "../isa/kernels.h"
+}  // namespace stquant::fuzz
+
+using namespace stquant;
+using namespace stquant::fuzz;
+
+static uint64_t state = 0x9E3779B97F4A7C15u;
+
+static uint64_t next() {
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return state;
+}
+static int below(int n) { return int(next() % uint64_t(n)); }
+
+static void require(bool holds, const char* what, long number) {
+  if (holds) return;
+  std::printf("case %ld: %s\n", number, what);
+  std::exit(1);
+}
+
+template <class T>
+using Buffer = std::unique_ptr<T[]>;
+
+// Any bit pattern, often zero, sometimes moderate.
+static float any_float() {
+  switch (below(4)) {
+    case 0: return 0.0f;
+    case 1: return as<float>(uint32_t(next()));
+    default: return (float(below(20001)) - 10000.0f) * 1e-4f;
+  }
+}
+
+static const int kWidths[] = {0, 1, 2, 3, 4, 5, 6, 8};
+
+// A state of random bytes and scales on a grid.
+struct Packed {
+  Buffer<uint8_t> codes;
+  Buffer<float> scales;
+  State state{};
+
+  Packed(const Grid& grid, Family family, int bits) {
+    const int64_t bytes = grid.rows * ((grid.row + 7) / 8) * bits;
+    codes.reset(new uint8_t[bytes ? bytes : 1]);
+    scales.reset(new float[grid.blocks()]);
+    for (int64_t i = 0; i < bytes; ++i) codes[i] = uint8_t(next());
+    for (int64_t i = 0; i < grid.blocks(); ++i) scales[i] = family == kLog ? __builtin_fabsf(any_float()) : any_float();
+    state = {codes.get(), scales.get(), family, bits, family == kLog && below(2), family != kLog && below(2), 0, 0, next()};
+    if (family == kLog) state.lo = below(6) - 5, state.log2_step = below(7) - 5;
+  }
+};
+
+static Packed packed(const Grid& grid, bool is_signed) {
+  static const int kDynamics[] = {0, 2, 3}, kMulaws[] = {4, 5, 6, 8};
+  if (!is_signed) return Packed(grid, kLog, kWidths[below(8)]);
+  return below(2) ? Packed(grid, kDynamic, kDynamics[below(3)]) : Packed(grid, kMulaw, kMulaws[below(4)]);
+}
+
+static Grid grid() { return {1 + below(3), 1 + below(below(8) ? 160 : 1500), int64_t(32) << below(6)}; }
+
+template <int bits>
+static void packing(long number) {
+  const int lanes = 1 + below(20);
+  Buffer<float> codes(new float[8 * lanes]), back(new float[8 * lanes]);
+  Buffer<uint8_t> planes(new uint8_t[bits * lanes + 1]);
+  for (int i = 0; i < 8 * lanes; ++i) codes[i] = as<float>(int32_t(next() & ((1u << bits) - 1)));
+  pack_block<bits>(planes.get(), lanes, [&](int i, auto like) { return load<Int<decltype(like)>>(codes.get() + i); });
+  unpack_block<bits>(planes.get(), lanes, back.get(), [](auto code, int, auto like) { return as<decltype(like)>(code); });
+  for (int i = 0; i < 8 * lanes; ++i) {
+    require(as<int32_t>(codes[i]) == as<int32_t>(back[i]), "a code changed in packing", number);
+    for (int k = 0; k < bits; ++k) {
+      const int at = bits * (i / lanes) + k;  // bit of the lane's integer
+      const int stored = planes[at / 8 * lanes + i % lanes] >> (at % 8) & 1;
+      require(stored == (as<int32_t>(codes[i]) >> k & 1), "a bit is in another place", number);
+    }
+  }
+}
+
+static void random_numbers(long number) {
+  const uint64_t key = next();
+  const int count = 1 + below(300);
+  const int64_t first = (int64_t(below(5)) << 32) + (below(2) ? -below(300) : below(1 << 30)) + (int64_t(1) << 33);
+  Buffer<uint32_t> drawn(new uint32_t[count]);
+  draw(key, first, count, drawn.get());
+  for (int i = 0; i < count; ++i) {
+    const uint64_t index = uint64_t(first + i);
+    uint32_t x = uint32_t(index) ^ uint32_t(index >> 32) * 0x9E3779B1u ^ uint32_t(key);
+    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    x = ((x ^ (x >> 15)) + uint32_t(key >> 32)) * 0xD35A2D97u;
+    require(drawn[i] == (x ^ (x >> 15)), "a random number differs", number);
+  }
+}
+
+static void transfers(long number) {
+  const Grid g = grid();
+  const bool is_signed = below(2);
+  Packed source = packed(g, is_signed), target = packed(g, below(2));
+  const int64_t elements = g.rows * g.row;
+  Buffer<float> plain(new float[elements]);
+  Item item{};
+  item.grid = g, item.weight = plain.get(), item.states[0] = source.state, item.states[1] = target.state;
+  for (int64_t i = 0; i < elements; ++i) plain[i] = any_float();
+  encode_range(item, 0, g.blocks());
+  decode_range(item, 0, g.blocks());
+  for (int64_t i = 0; i < elements; ++i) require(plain[i] == plain[i], "NaN after encoding", number);
+  recode_range(item, 0, g.blocks());
+  Stats sums{};
+  stats_range(item, 0, g.blocks(), sums);
+  require(sums.elements == elements, "an element was not counted", number);
+}
+
+static void steps(long number) {
+  const Grid g = grid();
+  const int64_t elements = g.rows * g.row;
+  const int dtype = below(3), bits = dtype == kBFloat16 && below(2) ? (below(4) ? 1 + below(8) : 16) : 0;
+  const int64_t bytes = g.rows * ((g.row + 7) / 8) * bits;
+  Packed first = packed(g, true), second = packed(g, false);
+  Buffer<float> plain_first(new float[elements]), plain_second(new float[elements]), maximum(new float[elements]);
+  Buffer<uint8_t> weight(new uint8_t[elements * 4]), grad(new uint8_t[elements * 4]), residual(new uint8_t[bytes + 1]);
+  for (int64_t i = 0; i < elements * 4; ++i) weight[i] = uint8_t(next()), grad[i] = uint8_t(next());
+  for (int64_t i = 0; i < elements; ++i) plain_first[i] = any_float(), plain_second[i] = maximum[i] = 1.0f;
+  for (int64_t i = 0; i < bytes; ++i) residual[i] = uint8_t(next());
+  Item item{};
+  item.grid = g;
+  item.weight = weight.get(), item.weight_dtype = dtype;
+  item.grad = grad.get(), item.grad_dtype = below(3);
+  item.residual = residual.get(), item.residual_bits = bits, item.stochastic = below(2), item.key = next();
+  item.maximize = below(2);
+  item.states[0] = below(4) ? first.state : State{plain_first.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
+  item.states[1] = below(4) ? second.state : State{plain_second.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
+  if (below(4) == 0) item.states[2] = {maximum.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
+  const double constants[9] = {0.9f, 0.1f, 0.999f, 0.001f, 0.9999f, below(2) ? 0.01f : 0.0f, 1e-3f, 9e-3f, 1e-8f};
+  for (int i = 0; i < 9; ++i) item.constants[i] = constants[i];
+  // In two ranges, as two threads would.
+  const int64_t cut = below(int(g.blocks()) + 1);
+  adam_range(item, cut, g.blocks());
+  adam_range(item, 0, cut);
+  for (int64_t i = 0; i < g.blocks(); ++i)
+    require(!item.states[1].packed() || second.scales[i] == second.scales[i], "a mean is NaN", number);
+}
+
+int main(int count, char** arguments) {
+  const long cases = count > 1 ? std::atol(arguments[1]) : 1000000;
+  for (long number = 0; number < cases; ++number) {
+    switch (below(4)) {
+      case 0:
+        packing<1>(number), packing<2>(number), packing<3>(number), packing<4>(number), packing<5>(number);
+        packing<6>(number), packing<7>(number), packing<8>(number), packing<16>(number);
+        break;
+      case 1: random_numbers(number); break;
+      case 2: transfers(number); break;
+      default: steps(number);
+    }
+  }
+  std::printf("%ld cases\n", cases);
+}
