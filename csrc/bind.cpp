@@ -59,6 +59,8 @@ NB_MODULE(_cpu, m) {
   m.def("active", [] { return std::string(active().name); });
   m.def("use", &use);
   m.def("adam", [](nb::bytes records, int threads) { run_all(active().adam, records, threads); });
+  m.def("sgd", [](nb::bytes records, int threads) { run_all(active().sgd, records, threads); });
+  m.def("lion", [](nb::bytes records, int threads) { run_all(active().lion, records, threads); });
   m.def("decode", [](nb::bytes records, int threads) { run_all(active().decode, records, threads); });
   m.def("encode", [](nb::bytes records, int threads) { run_all(active().encode, records, threads); });
   m.def("recode", [](nb::bytes records, int threads) { run_all(active().recode, records, threads); });

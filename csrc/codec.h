@@ -234,14 +234,16 @@ enum Random { kNearest, kDrawn, kOwn };
 // What else an encoder does with a value while it has it.
 enum Also { kNone, kPrepay, kMoveWeight };
 
-// The operands of that: kPrepay replaces the value x by factor * x + error * e, e being what
+// The operands of that: kPrepay replaces the value by factor * move + error * e, e being what
 // rounding dropped; kMoveWeight takes x for the denominator of an Adam step.
 struct Feedback {
   float factor, error, keep, eps;
   const float* move;
   float* weight;
 
-  static Feedback prepay(float factor, float error) { return {factor, error, 0.0f, 0.0f, nullptr, nullptr}; }
+  static Feedback prepay(float factor, float error, const float* move) {
+    return {factor, error, 0.0f, 0.0f, move, nullptr};
+  }
   static Feedback adam(float factor, float keep, float eps, const float* move, float* weight) {
     return {factor, 0.0f, keep, eps, move, weight};
   }
@@ -289,7 +291,8 @@ static void encode_chunk(const State& state, const Chunk& chunk, const float* sc
       const Int<F> code = curve.template encode<F>(value, bits);
       if constexpr (also == kPrepay) {
         const F error = value - curve.template decode<F>(code);
-        store(x + i, feedback.factor * value + feedback.error * error);
+        const F move = load<F>(feedback.move + b * chunk.block + i);
+        store(x + i, feedback.factor * move + feedback.error * error);
       }
       if constexpr (also == kMoveWeight) feedback.move_weight<F>(b * chunk.block + i, value);
       return code;
@@ -390,7 +393,15 @@ static STQ_INLINE float tree_sum(float* sums, int half) {
   return x[0];
 }
 
-// Bit patterns of the largest and of the largest negated value, or 0; beyond infinity for NaN.
+static STQ_INLINE int32_t largest_of(Ints x) {
+  if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
+  x = larger(x, shifted<2>(x));
+  x = larger(x, shifted<1>(x));
+  return x[0];
+}
+
+// Bit patterns of the largest and of the largest negated value in each lane, or 0; those of
+// infinity and NaN are the largest of all.
 struct Extremes {
   Ints top{}, bottom{};
 
@@ -399,18 +410,13 @@ struct Extremes {
     top = larger(top, pattern);
     bottom = larger(bottom, pattern ^ int32_t(kSign));
   }
+  STQ_INLINE int32_t largest() const { return largest_of(larger(top, bottom)); }
 };
 
-static STQ_INLINE int32_t largest_of(Ints x) {
-  if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
-  x = larger(x, shifted<2>(x));
-  x = larger(x, shifted<1>(x));
-  return x[0];
-}
-
 // Scale of a signed block from its extremes.
-static STQ_INLINE float signed_scale(const State& state, int32_t top, int32_t bottom) {
-  const float largest = as<float>(top > bottom ? top : bottom);
+static STQ_INLINE float signed_scale(const State& state, const Extremes& extremes) {
+  const int32_t top = largest_of(extremes.top), bottom = largest_of(extremes.bottom);
+  const float largest = as<float>(larger(top, bottom));
   if (largest < kTiny) return 0.0f;
   return state.family == kDynamic && top < bottom ? -largest : largest;
 }

@@ -47,7 +47,7 @@ struct Item {
   uint64_t key;        // of its random numbers
   int64_t maximize;
   State states[3];
-  double constants[9];  // fp32 values, in the order of the rule
+  double constants[9];  // fp32 values and flags, in the order of the rule
 };
 
 // Sums over a state; see kernels/reference/stats.py.
@@ -73,7 +73,7 @@ using RangeKernel = void (*)(const Item& item, int64_t first, int64_t last);
 // The entry points of one instruction set: each works on the blocks [first, last) of an item.
 struct Kernels {
   const char* name;
-  RangeKernel adam, decode, encode, recode;
+  RangeKernel adam, sgd, lion, decode, encode, recode;
   void (*stats)(const Item& item, int64_t first, int64_t last, Stats& sums);
 };
 

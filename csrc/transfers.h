@@ -26,13 +26,9 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
       for (int i = 0; i < half; ++i) sums[i] = x[i] + x[i + half];
       scales[b] = tree_sum(sums, half) / float(chunk.count[b]);
     } else {
-      int32_t top = 0, bottom = 0;
-      for (int i = 0; i < chunk.block; ++i) {
-        const int32_t pattern = as<int32_t>(x[i]), negated = pattern ^ int32_t(kSign);
-        top = top > pattern ? top : pattern;
-        bottom = bottom > negated ? bottom : negated;
-      }
-      scales[b] = signed_scale(state, top, bottom);
+      Extremes extremes;
+      for (int i = 0; i < chunk.block; i += kLanes) extremes.add(load<Floats>(x + i));
+      scales[b] = signed_scale(state, extremes);
     }
     state.scales[chunk.first + b] = scales[b];
   }

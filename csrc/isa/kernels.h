@@ -3,9 +3,11 @@
 #include "../simd.h"
 #include "../codec.h"
 #include "../chunks.h"
+#include "../momentum.h"
 #include "../steps.h"
 #include "../transfers.h"
 // clang-format on
 
 extern const Kernels kernels;
-const Kernels kernels{STQ_NAME, adam_range, decode_range, encode_range, recode_range, stats_range};
+const Kernels kernels{STQ_NAME,     adam_range,   sgd_range,    lion_range,
+                      decode_range, encode_range, recode_range, stats_range};

@@ -19,9 +19,7 @@ from stquant.kernels.ops import AdamRule, Item, State
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 
-ADAMW = AdamRule(
-    lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False, seed=7
-)
+ADAMW = AdamRule(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False, seed=7)
 EXTREMES = (1e-44, -3e-39, 1e-30, -1e-20, 1e-12, 3e4, -1e15, 6e19, -3e38, 0.0, -0.0)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
 
@@ -72,7 +70,7 @@ class Case:
                 drawn.append(grad.to(self.grad_dtype))
                 continue
             special = EXTREMES + (NON_FINITE if self.non_finite and step % 3 == 1 else ())
-            at = torch.randint(flat.numel(), (max(1, flat.numel() // 40),))
+            at = torch.randperm(flat.numel())[: max(1, flat.numel() // 40)]  # no place twice: the last write would win
             flat[at] = torch.tensor(special)[torch.randint(len(special), at.shape)]
             if flat.numel() > 512 and step % 2:
                 flat[128:384] = 0.0
@@ -86,7 +84,9 @@ def run(step: object, cases: Sequence[Case], rule: AdamRule, steps: int = 10, se
     items = [case.item(noise_id) for noise_id, case in enumerate(cases)]
     gradients = [case.gradients(steps) for case in cases]
     for number in range(steps):
-        items = [replace(item, grad=grads[number], step=number + 1) for item, grads in zip(items, gradients, strict=True)]
+        items = [
+            replace(item, grad=grads[number], step=number + 1) for item, grads in zip(items, gradients, strict=True)
+        ]
         before = copy.deepcopy([item.grad for item in items])
         step(items, rule)  # type: ignore[operator]
         for item, grad in zip(items, before, strict=True):

@@ -94,7 +94,13 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_rules(rule: AdamRule) -> None:
-    pairs = (("dynamic2", "log1"), ("dynamic0", "log0"), ("mulaw5-prepay", "log5"), ("mulaw8", "fp32"), ("fp32", "fp32"))
+    pairs = (
+        ("dynamic2", "log1"),
+        ("dynamic0", "log0"),
+        ("mulaw5-prepay", "log5"),
+        ("mulaw8", "fp32"),
+        ("fp32", "fp32"),
+    )
     check([Case({"exp_avg": m, "exp_avg_sq": v}, (3, 300), non_finite=True) for m, v in pairs], rule)
 
 
@@ -103,7 +109,9 @@ def test_amsgrad() -> None:
     check([Case(states, shape, dtype, non_finite=True) for shape in ((3, 300), (77,), ()) for dtype in DTYPES])
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (127,), (4096,), (0, 5), (8, 3, 16, 16), (2, 64, 7, 7), (3, 70000)], ids=name)
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (127,), (4096,), (0, 5), (8, 3, 16, 16), (2, 64, 7, 7), (3, 70000)], ids=name
+)
 def test_shapes(shape: tuple[int, ...]) -> None:
     plain = Case({"exp_avg": "fp32", "exp_avg_sq": "fp32"}, shape)
     check([plain] if len(shape) < 2 or 0 in shape else [plain, Case(DEFAULT, shape)], steps=4)
@@ -129,7 +137,11 @@ def test_what_the_reference_serves() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_change_nothing(threads: int) -> None:
-    cases = [Case(DEFAULT, (300, 1000)), Case({"exp_avg": "mulaw4", "exp_avg_sq": "log4"}, (65, 4096)), Case(DEFAULT, (3, 7))]
+    cases = [
+        Case(DEFAULT, (300, 1000)),
+        Case({"exp_avg": "mulaw4", "exp_avg_sq": "log4"}, (65, 4096)),
+        Case(DEFAULT, (3, 7)),
+    ]
     torch.set_num_threads(1)
     truth = helpers.run(cpu.adam_step_, cases, ADAMW, 3)
     torch.set_num_threads(threads)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +24,12 @@ from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Family, Format, Octaves
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
-from stquant.kernels.corrections import AdamConstants
-from stquant.kernels.ops import AdamRule, Item, Packed, State
+from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
+from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule, State
 from stquant.kernels.reference.stats import StateStats
 
 try:
-    from stquant import _cpu
+    import stquant._cpu as _cpu
 except ImportError as error:
     REASON: str | None = f"the compiled module is missing ({error}); install with a C++17 compiler: pip install ."
 else:
@@ -41,7 +42,6 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
 _ABSENT = (0,) * 9
 _NO_CONSTANTS = (0.0,) * 9
-_STREAMS = {"exp_avg": Stream.EXP_AVG, "exp_avg_sq": Stream.EXP_AVG_SQ}
 
 SERVES = "fp32, bf16 and fp16 parameters and gradients, contiguous; states of every format in blocks of 32 to 1024"
 """What the compiled kernels take; the rest is worked on by the reference."""
@@ -79,17 +79,17 @@ def use(name: str) -> None:
 
 def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
     """Take one AdamW or Adam step on a list of parameters; see `reference.adam_step_`."""
-    records = []
-    for item in items:
-        if not item.param.numel():
-            continue
-        if _why_not_item(item) is None:
-            names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-            records.append(_step_record(item, names, rule.seed, rule.maximize, _adam_constants(rule, item.step)))
-        else:
-            reference.adam_step_([item], rule)
-    if records:
-        _cpu.adam(b"".join(records), torch.get_num_threads())
+    _step_(_ADAM, items, rule)
+
+
+def sgd_step_(items: Sequence[Item], rule: SGDRule) -> None:
+    """Take one SGD step on a list of parameters; see `reference.sgd_step_`."""
+    _step_(_SGD, items, rule)
+
+
+def lion_step_(items: Sequence[Item], rule: LionRule) -> None:
+    """Take one Lion step on a list of parameters; see `reference.lion_step_`."""
+    _step_(_LION, items, rule)
 
 
 def decode(state: Packed, out: Tensor) -> Tensor:
@@ -122,15 +122,11 @@ def state_stats(state: Packed) -> StateStats:
     if _why_not_packed(state) or not state.scales.numel():
         return reference.state_stats(state)
     sums = _cpu.stats(_transfer_record([state]), torch.get_num_threads())
-    return StateStats(*sums[:6], energy=tuple(sums[6:]))
+    return StateStats(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], tuple(sums[6:]))
 
 
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if the compiled kernels do."""
-    return _why_not_item(item)
-
-
-def _why_not_item(item: Item) -> str | None:
     tensors = [item.param, item.grad]
     grid = None if item.residual is None else item.residual.grid
     for state in item.states.values():
@@ -145,6 +141,8 @@ def _why_not_item(item: Item) -> str | None:
         reason = _why_not_packed(state)
         if reason:
             return reason
+    if grid is not None and "max_exp_avg_sq" in item.states:
+        return "a running maximum next to packed states"
     if grid is not None and grid.block > _cpu.MAX_BLOCK:
         return f"blocks of more than {_cpu.MAX_BLOCK}"
     return _why_not_tensors(tensors)
@@ -171,16 +169,13 @@ def _why_not_packed(state: Packed) -> str | None:
     return None
 
 
-def _step_record(
-    item: Item, names: Sequence[str], seed: int, maximize: bool, constants: tuple[float, ...]
-) -> bytes:
-    grid = _grid_fields(_grid(item))
+def _step_record(item: Item, step: _Step, rule: AdamRule | SGDRule | LionRule) -> bytes:
     residual = item.residual
     states: list[int] = []
-    for name in names:
-        states += _state_fields(item, name, seed)
+    for name in step.states:
+        states += _state_fields(item, name, rule.seed)
     return _RECORD.pack(
-        *grid,
+        *_grid_fields(_grid(item)),
         item.param.data_ptr(),
         _DTYPES[item.param.dtype],
         item.grad.data_ptr(),
@@ -188,10 +183,11 @@ def _step_record(
         0 if residual is None else residual.codes.data_ptr(),
         0 if residual is None else residual.bits,
         item.stochastic,
-        rounding.key(seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0,
-        maximize,
+        rounding.key(rule.seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0,
+        rule.maximize,
         *states,
-        *constants,
+        *_ABSENT * (3 - len(step.states)),
+        *step.constants(rule, item.step),
     )
 
 
@@ -214,7 +210,7 @@ def _state_fields(item: Item, name: str, seed: int) -> tuple[int, ...]:
     if isinstance(state, Tensor):
         return (state.data_ptr(), 0, 1, 0, 0, 0, 0, 0, 0)
     drawn = state.format.stochastic and not state.format.signed
-    return _packed_fields(state, rounding.key(seed, item.noise_id, _STREAMS[name], item.step) if drawn else 0)
+    return _packed_fields(state, rounding.key(seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0)
 
 
 def _packed_fields(state: Packed, key: int) -> tuple[int, ...]:
@@ -246,3 +242,38 @@ def _grid(item: Item) -> Grid:
 @functools.lru_cache(maxsize=64)
 def _adam_constants(rule: AdamRule, step: int) -> tuple[float, ...]:
     return astuple(AdamConstants.of(rule, step))
+
+
+@functools.lru_cache(maxsize=64)
+def _sgd_constants(rule: SGDRule, step: int) -> tuple[float, ...]:
+    return (*astuple(SGDConstants.of(rule)), rule.nesterov, step == 1, 0.0, 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _lion_constants(rule: LionRule, step: int) -> tuple[float, ...]:
+    return (*astuple(LionConstants.of(rule)), 0.0, 0.0, 0.0)
+
+
+class _Step(NamedTuple):
+    """How the items of one rule become records."""
+
+    native: str
+    reference: Callable[[Sequence[Item], Any], None]
+    states: tuple[str, ...]
+    constants: Callable[[Any, int], tuple[float, ...]]
+
+
+_ADAM = _Step("adam", reference.adam_step_, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _adam_constants)
+_SGD = _Step("sgd", reference.sgd_step_, ("momentum_buffer",), _sgd_constants)
+_LION = _Step("lion", reference.lion_step_, ("exp_avg",), _lion_constants)
+
+
+def _step_(step: _Step, items: Sequence[Item], rule: AdamRule | SGDRule | LionRule) -> None:
+    records = []
+    for item in items:
+        if why_not(item) is not None:
+            step.reference([item], rule)
+        elif item.param.numel():
+            records.append(_step_record(item, step, rule))
+    if records:
+        getattr(_cpu, step.native)(b"".join(records), torch.get_num_threads())

@@ -40,7 +40,7 @@ class Adam(PackedOptimizer):
             rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
             for fp16, which takes 0 or None only. fp32 parameters have none.
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
-        backend: Kernels: "reference", or None for the best of this machine.
+        backend: Kernels: "cpu", "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
 
     Raises:

@@ -33,7 +33,7 @@ class Lion(PackedOptimizer):
             4 bits. Formats with prepay raise: the update is a sign, so nothing can be prepaid.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
-        backend: Kernels: "reference", or None for the best of this machine.
+        backend: Kernels: "cpu", "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
 
     Raises:

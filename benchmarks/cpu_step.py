@@ -1,0 +1,173 @@
+"""Time of a whole AdamW step on the CPU, against torch's fused fp32 AdamW in the same process.
+
+Contenders take turns; each figure is the median over the rounds of the CPU time that the step's
+threads used, so that waiting for the core does not count. No speed is printed unless the compiled
+kernels equal the reference first. Writes `results/cpu_step.json`.
+Run: python benchmarks/cpu_step.py [--millions 64] [--rounds 7] [--threads 1 2] [--isa avx2 scalar]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tests.parity import helpers
+
+import stquant
+from stquant.kernels import cpu, reference
+
+TARGET = Path(__file__).parent / "results" / "cpu_step.json"
+PAIRS = {
+    "default (dynamic2 + log1)": ("dynamic2", "log1"),
+    "2 bits": ("dynamic2", "log2-nearest"),
+    "3 bits": ("dynamic3", "log3-nearest"),
+    "4 bits": ("mulaw4", "log4-nearest"),
+    "5 bits": ("mulaw5", "log5"),
+    "6 bits": ("mulaw6", "log6"),
+    "8 bits": ("mulaw8", "log8"),
+    "2 bits, stochastic v": ("dynamic2", "log2"),
+    "4 bits, stochastic v": ("mulaw4", "log4"),
+    "8 bits, stochastic v": ("mulaw8", "log8-stochastic"),
+}
+OTHERS = {
+    "DeepSpeedCPUAdam": ("deepspeed.ops.adam", "DeepSpeedCPUAdam"),
+    "torchao AdamW8bit": ("torchao.optim", "AdamW8bit"),
+    "torchao AdamW4bit": ("torchao.optim", "AdamW4bit"),
+    "torchao AdamWFp8": ("torchao.optim", "AdamWFp8"),
+    "bitsandbytes AdamW8bit": ("bitsandbytes.optim", "AdamW8bit"),
+}
+
+
+def gpt2_shapes() -> list[tuple[int, ...]]:
+    """The 148 parameters of GPT-2 124M."""
+    block = [
+        (768,),
+        (768,),
+        (768, 2304),
+        (2304,),
+        (768, 768),
+        (768,),
+        (768,),
+        (768,),
+        (768, 3072),
+        (3072,),
+        (3072, 768),
+        (768,),
+    ]
+    return [(50257, 768), (1024, 768), *block * 12, (768,), (768,)]
+
+
+def check_parity(isas: list[str]) -> None:
+    """Raise unless every pair equals the reference on every instruction set."""
+    cases = [helpers.Case({"exp_avg": m, "exp_avg_sq": v}, (9, 1000)) for m, v in PAIRS.values()]
+    truth = helpers.run(reference.adam_step_, cases, helpers.ADAMW, 5)
+    for isa in isas:
+        cpu.use(isa)
+        helpers.assert_equal(helpers.run(cpu.adam_step_, cases, helpers.ADAMW, 5), truth, cases)
+
+
+def parameters(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    return made
+
+
+def floor(shapes: list[tuple[int, ...]]) -> Callable[[], None]:
+    """Read and write the bytes of a 4-bit step with next to no arithmetic: weights, gradients, codes."""
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    weight, grad = torch.zeros(elements), torch.zeros(elements)
+    codes = torch.zeros(elements // 8, dtype=torch.int64)
+
+    def step() -> None:
+        weight.add_(grad)
+        codes.add_(1)
+
+    return step
+
+
+def contenders(shapes: list[tuple[int, ...]], isas: list[str]) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
+    """Return the steps by name, and why others have none."""
+    shared = parameters(shapes)
+    steps: dict[str, Callable[[], None]] = {
+        "torch fused": torch.optim.AdamW(shared, fused=True).step,
+        "torch foreach": torch.optim.AdamW(shared, foreach=True).step,
+        "byte floor, 4 bits": floor(shapes),
+    }
+    for isa in isas:
+        for name, (first, second) in PAIRS.items():
+            optimizer = stquant.AdamW(shared, policy=stquant.Fixed(exp_avg=first, exp_avg_sq=second))
+            steps[f"{isa}, {name}"] = lambda isa=isa, step=optimizer.step: (cpu.use(isa), step())  # type: ignore[misc]
+    missing = {}
+    for name, (module, attribute) in OTHERS.items():
+        try:
+            steps[name] = getattr(importlib.import_module(module), attribute)(shared).step
+        except Exception as error:  # another package may fail in any way; its row says how
+            missing[name] = f"{type(error).__name__}: {error}"
+    return steps, missing
+
+
+def measure(steps: dict[str, Callable[[], None]], rounds: int, elements: int) -> list[dict[str, object]]:
+    """Take turns; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            begin = time.process_time()
+            step()
+            if number:
+                times[name].append((time.process_time() - begin) / elements * 1e9)
+    base = statistics.median(times["torch fused"])
+    return [
+        {
+            "name": name,
+            "ns_per_element": round(statistics.median(values), 3),
+            "fastest": round(min(values), 3),
+            "ratio": round(statistics.median(values) / base, 3),
+            "ratio_of_fastest": round(min(values) / min(times["torch fused"]), 3),
+        }
+        for name, values in times.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--isa", nargs="+", default=cpu.instruction_sets())
+    parser.add_argument("--out", type=Path, default=TARGET)
+    options = parser.parse_args()
+    check_parity(options.isa)
+    models = {f"{options.millions}M elements": [(options.millions << 10, 1024)], "GPT-2 124M": gpt2_shapes()}
+    tables = []
+    for model, shapes in models.items():
+        steps, missing = contenders(shapes, options.isa)
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            rows = measure(steps, options.rounds, sum(torch.Size(shape).numel() for shape in shapes))
+            tables.append({"model": model, "threads": threads, "rows": rows, "missing": missing})
+            print(f"{model}, {threads} thread(s)")
+            for row in rows:
+                ratios = f"{row['ratio']:6}  fastest {row['ratio_of_fastest']}"
+                print(f"  {row['name']:36s} {row['ns_per_element']:8} ns  {ratios}")
+            for name, reason in missing.items():
+                print(f"  {name:36s} not measured: {reason}")
+    conditions = {
+        "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "clock": "CPU time of the process",
+        "rounds": options.rounds,
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps({"conditions": conditions, "tables": tables}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
