@@ -91,10 +91,11 @@ struct LogCurve {
   template <class F>
   STQ_INLINE Int<F> encode(F value, Word<F> random) const {
     if constexpr (bits == 0) return Int<F>{};
-    const Int<F> above = larger(as<Int<F>>(value * inverse) - lowest, 0);
-    Int<F> addend = Int<F>{} + (1 << (shift - 1));
-    if constexpr (kStochastic) addend = as<Int<F>>(random >> (32 - shift));
-    return smaller((above + addend) >> shift, (1 << bits) - 1);
+    // Sums of unsigned words may wrap, as those of the reference do.
+    const Int<F> above = larger(as<Int<F>>(as<Word<F>>(value * inverse) - uint32_t(lowest)), 0);
+    Word<F> addend = Word<F>{} + (1u << (shift - 1));
+    if constexpr (kStochastic) addend = random >> (32 - shift);
+    return smaller(as<Int<F>>(as<Word<F>>(above) + addend) >> shift, (1 << bits) - 1);
   }
 };
 
