@@ -39,13 +39,18 @@ static void require(bool holds, const char* what, long number) {
 template <class T>
 using Buffer = std::unique_ptr<T[]>;
 
-// Any bit pattern, often zero, sometimes moderate.
+// Any bit pattern, often zero or moderate.
 static float any_float() {
   switch (below(4)) {
     case 0: return 0.0f;
     case 1: return as<float>(uint32_t(next()));
     default: return (float(below(20001)) - 10000.0f) * 1e-4f;
   }
+}
+
+static float any_finite() {
+  const float x = any_float();
+  return (as<int32_t>(x) & kInfinity) == kInfinity ? 1.0f : x;
 }
 
 static const int kWidths[] = {0, 1, 2, 3, 4, 5, 6, 8};
@@ -61,9 +66,13 @@ struct Packed {
     codes.reset(new uint8_t[bytes ? bytes : 1]);
     scales.reset(new float[grid.blocks()]);
     for (int64_t i = 0; i < bytes; ++i) codes[i] = uint8_t(next());
-    for (int64_t i = 0; i < grid.blocks(); ++i) scales[i] = family == kLog ? __builtin_fabsf(any_float()) : any_float();
+    for (int64_t i = 0; i < grid.blocks(); ++i) scales[i] = family == kLog ? absolute(any_finite()) : any_finite();
     state = {codes.get(), scales.get(), family, bits, family == kLog && below(2), family != kLog && below(2), 0, 0, next()};
-    if (family == kLog) state.lo = below(6) - 5, state.log2_step = below(7) - 5;
+    if (family != kLog) return;
+    // Levels stay within the range of fp32, as those of a state do.
+    state.lo = below(6) - 5, state.log2_step = below(7) - 5;
+    while (state.log2_step > -5 && (double(1 << bits) * (state.log2_step > 0 ? 2.0 : 1.0 / (1 << -state.log2_step))) > 60)
+      --state.log2_step;
   }
 };
 
