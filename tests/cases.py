@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from stquant.codecs import catalog
 from stquant.codecs.format import Family, Format
+from stquant.codecs.recipes import is_recipe
 
-PACKED = [format for format in catalog.formats() if format.packed]
+PACKED = [format for format in catalog.formats() if format.packed and not is_recipe(format)]
+RECIPES = [format for format in catalog.formats() if is_recipe(format)]
 SIGNED = [format for format in PACKED if format.signed]
 NON_NEGATIVE = [format for format in PACKED if not format.signed]
 STOCHASTIC = [format for format in PACKED if format.stochastic]

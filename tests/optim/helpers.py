@@ -20,6 +20,10 @@ POLICIES = {
     "v only": Fixed(exp_avg_sq="log0"),
     "m only": Fixed(exp_avg="mulaw5-prepay"),
     "nearest v": Fixed(exp_avg="dynamic0", exp_avg_sq="log1-nearest"),
+    "bnb8": "bnb8",
+    "torchao4": "torchao4",
+    "flash8": "flash8",
+    "solo42": "solo42",
 }
 
 

@@ -29,6 +29,9 @@ def chosen(policy: Fixed, facts: ParameterFacts = LARGE) -> list[str]:
         (Fixed(exp_avg="dynamic2"), ["dynamic2", "fp32"]),
         (Fixed(exp_avg="mulaw4-prepay", exp_avg_sq="log5-stochastic"), ["mulaw4-prepay", "log5-stochastic"]),
         (policies.parse("fp32"), ["fp32", "fp32"]),
+        (Fixed(exp_avg="dynamic8", exp_avg_sq="udynamic8"), ["dynamic8", "udynamic8"]),
+        (Fixed(exp_avg="softsign8"), ["softsign8", "fp32"]),
+        (Fixed(block=64, exp_avg="dynamic8", exp_avg_sq="log1"), ["dynamic8", "log1"]),
     ],
     ids=repr,
 )
@@ -55,6 +58,39 @@ def test_block_size_reaches_the_format() -> None:
     assert {choice.format.block for choice in choices.values()} == {64}
 
 
+def test_a_format_keeps_its_own_block_unless_one_is_given() -> None:
+    for policy, block in (
+        (Fixed(4), 128),
+        (Fixed(exp_avg="dynamic8"), 256),
+        (Fixed(exp_avg="softsign8", exp_avg_sq="sqrt8"), 32),
+        (Fixed(exp_avg="softsign8", exp_avg_sq=2, block=64), 64),
+    ):
+        packed = [c.format for c in policy.choose(LARGE, STATES).values() if c.format.packed]
+        assert {format.block for format in packed} == {policy.block} == {block}
+        assert policies.from_dict(policy.to_dict()) == policy
+
+
+@pytest.mark.parametrize(
+    ("name", "formats", "block", "bytes_per_parameter"),
+    [
+        ("bnb8", ["dynamic8", "udynamic8"], 256, 2.03125),
+        ("torchao4", ["dynamic4", "linear4"], 128, 1.0625),
+        ("flash8", ["softsign8", "sqrt8"], 32, 2.125),
+        ("solo42", ["dynamic4", "solo2"], 128, 0.84375),
+        ("nf4", ["nf4", "linear4"], 128, 1.0625),
+    ],
+)
+def test_recipes_by_name(name: str, formats: list[str], block: int, bytes_per_parameter: float) -> None:
+    policy = policies.parse(name)
+    policy.check(STATES)
+    choices = [choice.format for choice in policy.choose(LARGE, STATES).values()]
+    assert [format.name for format in choices] == formats
+    assert {format.block for format in choices} == {block}
+    assert sum(format.bits_per_element for format in choices) / 8 == bytes_per_parameter
+    assert policies.from_dict(policy.to_dict()) == policy
+    assert [f.name for f in policy.formats_of({"momentum_buffer": True}).values()] == formats[:1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -63,6 +99,8 @@ def test_block_size_reaches_the_format() -> None:
         (lambda: Fixed(1).check(STATES), "bits=1 is not available for a signed state"),
         (lambda: Fixed(4, block=100), "block=100 is not a power of two"),
         (lambda: Fixed(4, block=16), "block=16 is not a power of two of at least 32"),
+        (lambda: Fixed(exp_avg="dynamic8", exp_avg_sq=2), r"blocks of several sizes \(dynamic8: 256, 2 bits: 128\)"),
+        (lambda: Fixed(exp_avg="udynamic8").check(STATES), "format 'udynamic8' does not fit exp_avg, which is signed"),
         (lambda: Fixed(exp_avg="log4").check(STATES), "format 'log4' does not fit exp_avg, which is signed"),
         (lambda: Fixed(exp_avg_sq="mulaw4").check(STATES), "does not fit exp_avg_sq, which is non-negative"),
         (lambda: Fixed(momentum=4).check(STATES), "names state 'momentum'; this optimizer has exp_avg, exp_avg_sq"),
@@ -76,6 +114,8 @@ def test_wrong_policies_raise(make: object, message: str) -> None:
 def test_unknown_names_and_objects_raise() -> None:
     with pytest.raises(ValueError, match="policy='tiny' is unknown; use one of"):
         policies.parse("tiny")
+    with pytest.raises(ValueError, match="recipe 'bnb4' is unknown; use one of bnb8"):
+        policies.from_dict({"kind": "recipe", "name": "bnb4"})
     with pytest.raises(TypeError, match="is not a policy"):
         policies.parse(4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown to this version"):
@@ -114,6 +154,14 @@ def test_numbers_of_the_catalogue_are_pinned() -> None:
         "log5-stochastic": 35,
         "log6-stochastic": 36,
         "log8-stochastic": 38,
+        "dynamic8": 40,
+        "udynamic8": 41,
+        "dynamic4": 42,
+        "linear4": 43,
+        "nf4": 44,
+        "softsign8": 45,
+        "sqrt8": 46,
+        "solo2": 47,
     }
     assert {format.name: format.number for format in catalog.formats()} == numbers
     assert all(catalog.from_number(format.number) == format for format in catalog.formats())

@@ -5,19 +5,34 @@ from __future__ import annotations
 import pytest
 
 from stquant.report.formats import describe
-from tests.cases import PACKED
+from tests.cases import PACKED, RECIPES
 
+RECIPE_NAMES = [format.name for format in RECIPES]
 ROWS = {row["name"]: row for row in describe()}
 
 
 def test_every_packed_format_has_a_row() -> None:
-    assert list(ROWS) == [format.name for format in PACKED]
+    assert list(ROWS) == [format.name for format in PACKED + RECIPES]
 
 
 def test_bits_and_levels() -> None:
     assert (ROWS["mulaw4"]["true_bits"], ROWS["mulaw4"]["levels"]) == (4.25, 15)
     assert (ROWS["dynamic2"]["true_bits"], ROWS["dynamic2"]["levels"]) == (2.25, 4)
     assert (ROWS["log0"]["true_bits"], ROWS["log0"]["levels"]) == (0.25, 1)
+
+
+def test_recipes_cost_what_they_publish() -> None:
+    costs = {name: (ROWS[name]["block"], ROWS[name]["true_bits"], ROWS[name]["levels"]) for name in RECIPE_NAMES}
+    assert costs == {
+        "dynamic8": (256, 8.125, 256),
+        "udynamic8": (256, 8.125, 256),
+        "dynamic4": (128, 4.25, 16),
+        "linear4": (128, 4.25, 16),
+        "nf4": (128, 4.25, 16),
+        "softsign8": (32, 8.5, 255),
+        "sqrt8": (32, 8.5, 256),
+        "solo2": (128, 2.5, 4),
+    }
 
 
 def test_more_bits_make_less_error() -> None:

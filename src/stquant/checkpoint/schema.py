@@ -138,11 +138,14 @@ class Reader:
                 raise self.fail(f"{where}.codes holds {top}, {format.name!r} has {2**format.bits} codes")
             if format.family is Family.MULAW and bool((codes == 2 ** (format.bits - 1)).any()):
                 raise self.fail(f"{where}.codes holds a negative zero, which {format.name!r} never writes")
+            if format.family is Family.SOFTSIGN and top == 255:
+                raise self.fail(f"{where}.codes holds 255, which {format.name!r} never writes")
         return codes
 
     def scales(self, where: str, state: Mapping[str, Any], format: Format, grid: Grid) -> Tensor:
         """Return scales of the right sign, all finite."""
-        scales = self.tensor(f"{where}.scales", self.part(where, state, "scales"), torch.float32, grid.scale_shape)
+        shape = (*grid.scale_shape, *format.scale_parts)
+        scales = self.tensor(f"{where}.scales", self.part(where, state, "scales"), format.scale_dtype, shape)
         if not bool(scales.isfinite().all()):
             raise self.fail(f"{where}.scales holds non-finite values")
         if format.family is not Family.DYNAMIC and bool((scales < 0).any()):

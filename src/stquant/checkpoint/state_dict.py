@@ -28,7 +28,7 @@ def _present(value: Any) -> Any:
     if isinstance(value, PackedState):
         return {
             "codes": value.unpack(),
-            "scales": value.scales.reshape(value.grid.scale_shape).clone(),
+            "scales": value.scales.reshape(*value.grid.scale_shape, *value.format.scale_parts).clone(),
             "format": value.format.number,
             "block": value.format.block,
             "lo": value.octaves.lo,
@@ -137,12 +137,13 @@ def export_all(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapp
         exported["param_groups"].append(plain)
         for param in group["params"]:
             if param in states:
-                exported["state"][index] = _export(states[param])
+                exported["state"][index] = export(states[param])
             index += 1
     return exported
 
 
-def _export(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def export(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return one live state as a plain torch optimizer would save it, in fp32."""
     exported = {}
     for name, value in state.items():
         if isinstance(value, PackedState):

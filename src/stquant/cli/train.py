@@ -33,7 +33,8 @@ def train(
     policy: Annotated[
         str,
         typer.Option(
-            help="torch or nadam (torch's own in fp32), fp32 (ours, unpacked), a width such as 4, or formats "
+            help="torch or nadam (torch's own in fp32), fp32 (ours, unpacked), a published recipe "
+            "(bnb8, torchao4, flash8, solo42, nf4), a width such as 4, or formats "
             "of exp_avg and exp_avg_sq such as 2+1 or dynamic2+log1."
         ),
     ] = "2+1",

@@ -1,7 +1,8 @@
 """The named formats, one literal each.
 
 A number, once released, keeps its meaning for ever: checkpoints hold it. A name says family and
-bits; a suffix names the choice that differs from the measured default of that width.
+bits; a suffix names the choice that differs from the measured default of that width. From 40 on
+stand the formats of published recipes, with the block sizes of those.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ _FORMATS = (
     Format(35, "log5-stochastic", Family.LOG, 5, _STOCHASTIC),
     Format(36, "log6-stochastic", Family.LOG, 6, _STOCHASTIC),
     Format(38, "log8-stochastic", Family.LOG, 8, _STOCHASTIC),
+    Format(40, "dynamic8", Family.TREE, 8, block=256),
+    Format(41, "udynamic8", Family.UNSIGNED_TREE, 8, block=256),
+    Format(42, "dynamic4", Family.TREE, 4),
+    Format(43, "linear4", Family.LINEAR, 4),
+    Format(44, "nf4", Family.NORMAL, 4),
+    Format(45, "softsign8", Family.SOFTSIGN, 8, block=32),
+    Format(46, "sqrt8", Family.ROOT, 8, block=32),
+    Format(47, "solo2", Family.GEOMETRIC, 2, _STOCHASTIC),
 )
 
 _BY_NAME = {entry.name: entry for entry in _FORMATS}

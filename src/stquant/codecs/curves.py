@@ -14,7 +14,8 @@ give the same bits:
 
 A code is an integer of `bits` bits; code 0 is the value zero (LOG: the lowest level). Signed
 codes are sign (top bit) and magnitude; negative zero stands for +1 in DYNAMIC and is never
-produced in MULAW.
+produced in MULAW. The families of published recipes are in `recipes`; the functions here hand
+them over.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from stquant.codecs import recipes
 from stquant.codecs.format import Family, Format, Octaves
 
 TINY = 2.0**-100
@@ -69,6 +71,8 @@ def levels(format: Format, octaves: Octaves | None = None) -> Tensor:
     Returns:
         fp32 tensor of `2**bits` values, indexed by code; NaN marks a code that is never produced.
     """
+    if recipes.is_recipe(format):
+        return recipes.levels(format)
     codes = torch.arange(2**format.bits, dtype=torch.int32)
     values = decode(format, codes, torch.ones(1), octaves or default_octaves(format))
     if format.family is Family.MULAW:
@@ -76,17 +80,20 @@ def levels(format: Format, octaves: Octaves | None = None) -> Tensor:
     return values
 
 
-def block_scale(format: Format, blocks: Tensor) -> Tensor:
-    """Scale of each block of a signed format.
+def block_scale(format: Format, blocks: Tensor, width: int | None = None) -> Tensor:
+    """Scale of each block of a format whose scales are taken from the values.
 
     Args:
-        format: A format of a signed family.
+        format: A format of any family but LOG.
         blocks: fp32 values `[..., block]`, finite.
+        width: Elements of a row of `[rows, blocks, block]`; None if every block is full.
 
     Returns:
         fp32 `[...]`: the largest magnitude, for DYNAMIC with the sign of that element (positive
         if both signs reach it); 0 where the magnitude is below `TINY`.
     """
+    if recipes.is_recipe(format):
+        return recipes.block_scale(format, blocks, width)
     top, bottom = blocks.amax(-1), -blocks.amin(-1)
     largest = torch.maximum(top, bottom)
     if format.family is Family.DYNAMIC:
@@ -111,6 +118,8 @@ def encode(format: Format, values: Tensor, scale: Tensor, octaves: Octaves, rand
         return _encode_log(format.bits, values * _reciprocal(scale), octaves, random)
     if format.family is Family.MULAW:
         return _encode_mulaw(format.bits, values, scale)
+    if recipes.is_recipe(format):
+        return recipes.encode(format, values, scale, random)
     return _encode_dynamic(format.bits, values * _reciprocal(scale))
 
 
@@ -120,6 +129,8 @@ def decode(format: Format, codes: Tensor, scale: Tensor, octaves: Octaves) -> Te
         return torch.where(scale < TINY, scale, _log_levels(codes, octaves) * scale)
     if format.family is Family.MULAW:
         return _decode_mulaw(format.bits, codes, scale)
+    if recipes.is_recipe(format):
+        return recipes.decode(format, codes, scale)
     table = torch.tensor(DYNAMIC_LEVELS[format.bits], dtype=torch.float32, device=codes.device)
     return table[codes] * scale
 

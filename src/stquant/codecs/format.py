@@ -1,19 +1,19 @@
 """What a number format is: one frozen record, everything else derived from it.
 
-A packed format stores blocks of codes with one fp32 scale per block. How a code becomes a value
-is the business of the format's family (`curves`), how codes become bytes that of `packing`.
+A packed format stores blocks of codes with a scale per block. How a code becomes a value is the
+business of the format's family (`curves`, `recipes`), how codes become bytes that of `packing`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from stquant.errors import FormatError
+import torch
 
-SCALE_BITS = 32
-"""Scales are fp32: narrower ones stall or underflow when an average decays slowly."""
+from stquant.errors import FormatError
 
 MIN_BLOCK = 32
 """Smallest block; below it the scales would outweigh the codes."""
@@ -30,6 +30,32 @@ class Family(Enum):
     """Signed, magnitudes that grow linearly inside octaves above a bias."""
     LOG = "log"
     """Non-negative, levels that grow linearly inside octaves, relative to the block's mean."""
+
+    TREE = "tree"
+    """Signed, even fractions inside decimal exponents; this and what follows are `recipes`."""
+    UNSIGNED_TREE = "unsigned tree"
+    """Non-negative, even fractions inside decimal exponents."""
+    LINEAR = "linear"
+    """Non-negative, evenly spaced, without zero."""
+    NORMAL = "normal"
+    """Signed, quantiles of the normal distribution."""
+    SOFTSIGN = "softsign"
+    """Signed, evenly spaced in 2z / (1 + |z|)."""
+    ROOT = "root"
+    """Non-negative, evenly spaced in the square root."""
+    GEOMETRIC = "geometric"
+    """Non-negative, powers of a base that each block has for itself."""
+
+
+RECIPE_FAMILIES = frozenset(
+    (
+        *(Family.TREE, Family.UNSIGNED_TREE, Family.LINEAR, Family.NORMAL),
+        *(Family.SOFTSIGN, Family.ROOT, Family.GEOMETRIC),
+    )
+)
+"""Families of published recipes, for comparison and migration."""
+
+_NON_NEGATIVE = (Family.LOG, Family.UNSIGNED_TREE, Family.LINEAR, Family.ROOT, Family.GEOMETRIC)
 
 
 class Rounding(Enum):
@@ -87,7 +113,12 @@ class Format:
     @property
     def signed(self) -> bool:
         """Whether negative values can be stored."""
-        return self.family is not Family.LOG
+        return self.family not in _NON_NEGATIVE
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the scale is the running mean of its block rather than taken from the values."""
+        return self.family is Family.LOG
 
     @property
     def stochastic(self) -> bool:
@@ -95,9 +126,20 @@ class Format:
         return self.rounding is Rounding.STOCHASTIC
 
     @property
+    def scale_dtype(self) -> torch.dtype:
+        """fp32, because narrower scales stall or underflow; fp16 where a recipe has it so."""
+        return torch.float16 if self.family in (Family.SOFTSIGN, Family.ROOT) else torch.float32
+
+    @property
+    def scale_parts(self) -> tuple[int, ...]:
+        """Trailing dimensions of a block's scale: none, or two numbers for GEOMETRIC."""
+        return (2,) if self.family is Family.GEOMETRIC else ()
+
+    @property
     def bits_per_element(self) -> float:
         """Bits of a full block per element, scale included."""
-        return self.bits + SCALE_BITS / self.block if self.packed else float(self.bits)
+        scale_bits = 8 * self.scale_dtype.itemsize * math.prod(self.scale_parts)
+        return self.bits + scale_bits / self.block if self.packed else float(self.bits)
 
     def with_block(self, block: int) -> Format:
         """Return the same format with another block size."""

@@ -12,6 +12,8 @@ from torch import nn
 from stquant import SGD, AdamW, Fixed, Lion
 from stquant.errors import FormatError
 from stquant.jobs.workloads import Workload
+from stquant.policy import policies
+from stquant.policy.policies import Policy
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]], Workload], torch.optim.Optimizer]
 
@@ -43,9 +45,9 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
 
     Args:
         text: "torch" (fp32 AdamW of torch), "nadam" (fp32 NAdam of torch), "fp32" (ours,
-            unpacked), a width such as "4", or formats or widths of `exp_avg` and `exp_avg_sq`
-            such as "2+1" or "dynamic2+log1". "sgd:" and "lion:" before "fp32", a width or a
-            format take those optimizers.
+            unpacked), a published recipe such as "bnb8", a width such as "4", or formats or
+            widths of `exp_avg` and `exp_avg_sq` such as "2+1" or "dynamic2+log1". "sgd:" and
+            "lion:" before "fp32", a recipe, a width or a format take those optimizers.
         seed: Seed of stochastic rounding.
         master_bits: Bits of the residual of bf16 parameters.
 
@@ -60,7 +62,7 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
     if kind not in _OURS:
         raise FormatError(f"optimizer {kind!r} of {text!r} is unknown; use one of {sorted(filter(None, _OURS))}")
     ours = _OURS[kind]
-    policy = _policy(formats, ours.states)
+    policy = policy_of(formats, ours.states)
 
     def make(params: Any, workload: Workload) -> torch.optim.Optimizer:
         options = ours.options(workload)
@@ -94,15 +96,20 @@ _OURS = {
 """Lion's step is a sign, so its rate is smaller and its decay larger; SGD's rate is not adaptive."""
 
 
-def _policy(text: str, states: tuple[str, ...]) -> Fixed:
+def policy_of(text: str, states: tuple[str, ...] = _OURS[""].states) -> Policy:
+    """Return the policy that a command line names for an optimizer with these states.
+
+    Raises:
+        FormatError: `text` is neither a policy's name, a width, nor a format for each state.
+    """
+    if text in policies.NAMES:
+        return policies.parse(text)
     parts: list[str | int] = [int(part) if part.isdigit() else part for part in text.split("+")]
-    if parts == ["fp32"]:
-        return Fixed(bits=32)
     if len(parts) == 1 and isinstance(parts[0], int):
         return Fixed(bits=parts[0])
     if len(parts) != len(states):
         raise FormatError(
-            f"policy {text!r} is unknown; use torch, nadam, fp32, a width such as 4, "
+            f"policy {text!r} is unknown; use torch, nadam, {', '.join(policies.NAMES)}, a width such as 4, "
             f"or formats of {' and '.join(states)} such as {'+'.join('21'[: len(states)])}"
         )
     formats: dict[str, Any] = dict(zip(states, parts, strict=True))

@@ -25,7 +25,8 @@ class Packed(Protocol):
     codes: Tensor
     """uint8 `[rows, packed_bytes(row, bits)]`."""
     scales: Tensor
-    """fp32 `[rows, blocks_per_row]`: largest magnitudes of a signed format, means of LOG."""
+    """`[rows, blocks_per_row, *format.scale_parts]` of `format.scale_dtype`: means of LOG, largest
+    magnitudes of the others."""
 
 
 class PackedResidual(Protocol):

@@ -60,30 +60,60 @@ class Policy(Protocol):
         ...
 
 
-class Fixed:
+class Unchanging:
+    """What policies share whose formats never change: `formats_of`, `block` and `flat` decide."""
+
+    block: int
+    flat: bool
+
+    def formats_of(self, states: Mapping[str, bool]) -> dict[str, Format]:
+        """Return the format that each state has where a parameter can be packed."""
+        raise NotImplementedError
+
+    def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
+        """Choose those formats, or fp32 for a parameter that cannot be packed."""
+        reason = why_not_packed(facts.shape, self.block, self.flat)
+        if facts.dtype is torch.float64:
+            reason = "float64 parameter"
+        choices = {}
+        for name, format in self.formats_of(states).items():
+            if not format.packed:
+                choices[name] = Choice(format, "policy")
+            else:
+                choices[name] = Choice(catalog.FLOAT32, reason) if reason else Choice(format)
+        return choices
+
+
+class Fixed(Unchanging):
     """Formats that never change.
 
     Args:
         bits: Width of every state that `formats` does not name: 2, 3, 4, 5, 6 or 8, the default
             formats of that width; 32 leaves states in fp32. None leaves them in fp32, too.
-        block: Elements that share a scale: a power of two, at least 32.
+        block: Elements that share a scale: a power of two, at least 32. None takes that of the
+            formats: 128, or what a recipe's format has.
         flat: Also pack 1-D parameters, as one row.
         formats: A format for each state by keyword: a name of the catalogue (`stquant formats`)
             or a width, for example `exp_avg="dynamic2", exp_avg_sq=1`.
 
     Raises:
-        FormatError: A format, a width or a block size is unknown.
+        FormatError: A format, a width or a block size is unknown, or formats whose block sizes
+            differ are combined without `block`.
     """
 
-    def __init__(self, bits: int | None = None, *, block: int = 128, flat: bool = False, **formats: str | int) -> None:
+    def __init__(
+        self, bits: int | None = None, *, block: int | None = None, flat: bool = False, **formats: str | int
+    ) -> None:
         self.bits = bits
-        self.block = block
         self.flat = flat
         self.formats = dict(formats)
-        catalog.FLOAT32.with_block(block)
-        for choice in formats.values():
-            if isinstance(choice, str):
-                catalog.get(choice)
+        sizes = self._own_blocks()
+        if block is None and len(set(sizes.values())) > 1:
+            shown = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+            raise FormatError(f"the formats have blocks of several sizes ({shown}); choose one, for example block=128")
+        self.block = next(iter(sizes.values()), 128) if block is None else block
+        self._block_is_own = set(sizes.values()) <= {self.block} and (self.block == 128 or bool(sizes))
+        catalog.FLOAT32.with_block(self.block)
 
     def check(self, states: Mapping[str, bool]) -> None:
         """Raise `FormatError` if a named state does not exist or cannot have its format."""
@@ -96,22 +126,16 @@ class Fixed:
         """Return the format that each state has where a parameter can be packed."""
         return {name: self._format(name, signed) for name, signed in states.items()}
 
-    def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
-        """Choose the named formats, or fp32 for a parameter that cannot be packed."""
-        reason = why_not_packed(facts.shape, self.block, self.flat)
-        if facts.dtype is torch.float64:
-            reason = "float64 parameter"
-        choices = {}
-        for name, format in self.formats_of(states).items():
-            if not format.packed:
-                choices[name] = Choice(format, "policy")
-            else:
-                choices[name] = Choice(catalog.FLOAT32, reason) if reason else Choice(format)
-        return choices
-
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments that make this policy again, and its kind."""
         return {"kind": "fixed", "bits": self.bits, "block": self.block, "flat": self.flat, "formats": self.formats}
+
+    def _own_blocks(self) -> dict[str, int]:
+        """Block size of each format and width that was asked for."""
+        named = [catalog.get(choice) for choice in self.formats.values() if isinstance(choice, str)]
+        widths = [self.bits, *(choice for choice in self.formats.values() if isinstance(choice, int))]
+        sizes = {format.name: format.block for format in named if format.packed}
+        return sizes | {f"{bits} bits": 128 for bits in widths if bits not in (None, 32)}
 
     def _format(self, name: str, signed: bool) -> Format:
         choice = self.formats.get(name, self.bits)
@@ -137,13 +161,64 @@ class Fixed:
 
     def __repr__(self) -> str:
         shown = [] if self.bits is None else [f"bits={self.bits}"]
-        shown += [f"block={self.block}"] if self.block != 128 else []
+        shown += [] if self._block_is_own else [f"block={self.block}"]
         shown += ["flat=True"] if self.flat else []
         shown += [f"{name}={choice!r}" for name, choice in self.formats.items()]
         return f"Fixed({', '.join(shown)})"
 
 
-_NAMED = {"fp32": Fixed(bits=32)}
+class Recipe(Unchanging):
+    """A published recipe: one format for signed states, one for non-negative ones.
+
+    Args:
+        name: "bnb8", "torchao4", "flash8", "solo42" or "nf4".
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+
+    _FORMATS = {
+        "bnb8": ("dynamic8", "udynamic8"),
+        "torchao4": ("dynamic4", "linear4"),
+        "flash8": ("softsign8", "sqrt8"),
+        "solo42": ("dynamic4", "solo2"),
+        "nf4": ("nf4", "linear4"),
+    }
+    NAMES = tuple(_FORMATS)
+    flat = False
+
+    def __init__(self, name: str) -> None:
+        if name not in self._FORMATS:
+            raise ValueError(f"recipe {name!r} is unknown; use one of {', '.join(self.NAMES)}")
+        self.name = name
+        self._signed, self._non_negative = map(catalog.get, self._FORMATS[name])
+        self.block = self._signed.block
+
+    def check(self, states: Mapping[str, bool]) -> None:
+        """Accept any states."""
+
+    def formats_of(self, states: Mapping[str, bool]) -> dict[str, Format]:
+        """Return the format that each state has where a parameter can be packed."""
+        return {name: self._signed if signed else self._non_negative for name, signed in states.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return kind and name."""
+        return {"kind": "recipe", "name": self.name}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.name!r})"
+
+
+_NAMED: dict[str, Policy] = {"fp32": Fixed(bits=32)} | {name: Recipe(name) for name in Recipe.NAMES}
+
+NAMES = tuple(_NAMED)
+"""Policies that can be chosen by name."""
 
 
 def parse(policy: Policy | str) -> Policy:
@@ -170,6 +245,8 @@ def from_dict(data: Mapping[str, Any]) -> Policy:
     Raises:
         ValueError: The kind is unknown to this version.
     """
+    if data.get("kind") == "recipe":
+        return Recipe(data["name"])
     if data.get("kind") != "fixed":
-        raise ValueError(f"policy of kind {data.get('kind')!r} is unknown to this version; it knows 'fixed'")
+        raise ValueError(f"policy of kind {data.get('kind')!r} is unknown to this version; it knows 'fixed', 'recipe'")
     return Fixed(data["bits"], block=data["block"], flat=data["flat"], **data["formats"])

@@ -16,8 +16,8 @@ SAMPLE_BLOCKS = 2048
 def describe() -> list[dict[str, Any]]:
     """Return one row per packed format of the catalogue.
 
-    Each row holds `name`, `number`, `state` (which kind of state it stores), `bits`, `true_bits`
-    (with the scale of a full block), `levels` (distinct values of a code), `rounding`, `prepay`,
+    Each row holds `name`, `number`, `family`, `state` (which kind of state it stores), `bits`,
+    `block`, `true_bits` (with the scale of a full block), `levels` (distinct values of a code), `rounding`, `prepay`,
     `rms_error` (root mean square error of a sample relative to its root mean square, saturation
     included) and `value_bias` (largest relative difference between a value inside the range and
     the mean of what it is stored as; stochastic formats only).
@@ -30,8 +30,10 @@ def _describe(format: Format) -> dict[str, Any]:
     return {
         "name": format.name,
         "number": format.number,
+        "family": format.family.value,
         "state": "signed" if format.signed else "non-negative",
         "bits": format.bits,
+        "block": format.block,
         "true_bits": format.bits_per_element,
         "levels": len(set(levels[~levels.isnan()].tolist())),
         "rounding": format.rounding.value,
@@ -46,21 +48,22 @@ def _rms_error(format: Format) -> float:
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(SAMPLE_BLOCKS, format.block, 8, generator=generator)
     octaves = curves.default_octaves(format)
-    if format.signed:
-        values = sample[..., 0]
-        scale = curves.block_scale(format, values)
-    else:
-        values = (sample * sample).mean(-1)
+    values = sample[..., 0] if format.signed else (sample * sample).mean(-1)
+    if format.averaged:
         scale = blocks.block_mean(values[:, None], format.block)[:, 0]
+    else:
+        scale = curves.block_scale(format, values)
     random = torch.randint(1 << 32, values.shape, generator=generator) if format.stochastic else None
     codes = curves.encode(format, values, scale[:, None], octaves, random)
     error = curves.decode(format, codes, scale[:, None], octaves) - values
     return float((error.square().mean() / values.square().mean()).sqrt())
 
 
-def _value_bias(format: Format) -> float:
+def _value_bias(format: Format) -> float | None:
     """Compare values between two levels with the mean of the levels they are rounded to."""
-    if format.family is not Family.LOG or format.bits == 0:
+    if format.family is not Family.LOG:
+        return None  # depends on the block
+    if format.bits == 0:
         return 0.0
     levels = curves.levels(format)
     low, high = levels[:-1, None], levels[1:, None]

@@ -25,7 +25,7 @@ class PackedState:
         grid: The parameter's block grid.
         octaves: Placement of the levels of a LOG format, (0, 0) for others.
         codes: uint8 `[rows, bytes]`.
-        scales: fp32 `[rows, blocks]`.
+        scales: `[rows, blocks, *format.scale_parts]` of `format.scale_dtype`.
     """
 
     format: Format
@@ -38,7 +38,8 @@ class PackedState:
     def zeros(cls, format: Format, grid: Grid, device: torch.device | str = "cpu") -> PackedState:
         """Return a state of zeros: all codes and scales 0."""
         codes = torch.zeros(grid.rows, packed_bytes(grid.row, format.bits), dtype=torch.uint8, device=device)
-        scales = torch.zeros(grid.rows, grid.blocks_per_row, dtype=torch.float32, device=device)
+        shape = (grid.rows, grid.blocks_per_row, *format.scale_parts)
+        scales = torch.zeros(shape, dtype=format.scale_dtype, device=device)
         return cls(format, grid, default_octaves(format), codes, scales)
 
     @classmethod

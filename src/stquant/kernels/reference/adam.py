@@ -58,11 +58,14 @@ def _update_squares_(part: ItemPiece, grad: Tensor, finite: Tensor, c: AdamConst
     exp_avg_sq = c.beta2 * part.load("exp_avg_sq") + c.beta2_rest * square
     if isinstance(state, Tensor):
         write_(state, piece, exp_avg_sq)
-    else:
+        return exp_avg_sq
+    kept, random = torch.where(finite, exp_avg_sq, 0.0), part.random(state, Stream.EXP_AVG_SQ)
+    if state.format.averaged:
         mean = blocks.block_mean(blocks.to_blocks(square, state.grid.block), piece.width)
         mean = c.beta2 * state.scales[piece.rows, piece.blocks] + c.beta2_rest * mean
-        kept = torch.where(finite, exp_avg_sq, 0.0)
-        codec.store_mean_(state, piece, kept, mean, part.random(state, Stream.EXP_AVG_SQ))
+        codec.store_mean_(state, piece, kept, mean, random)
+    else:
+        codec.store_values_(state, piece, kept, random)
     return exp_avg_sq
 
 

@@ -32,7 +32,7 @@ def encode_(state: Packed, values: Tensor) -> None:
     Args:
         state: The state; its format and octaves decide, its codes and scales are overwritten.
         values: Floating tensor of the parameter's shape, any strides. Non-finite values count as
-            zero; for a LOG state negative ones do, too.
+            zero; for a non-negative state negative ones do, too.
     """
     for piece in pieces(state.grid, [values]):
         plain = read(values, piece).float()
@@ -45,7 +45,7 @@ def recode_(source: Packed, target: Packed) -> None:
     Between two LOG formats of one grid the block means move over exactly and only the levels are
     rounded.
     """
-    keeps_means = not source.format.signed and not target.format.signed and source.grid == target.grid
+    keeps_means = source.format.averaged and target.format.averaged and source.grid == target.grid
     for piece in source.grid.pieces(PIECE):
         values = load(source, piece)
         if keeps_means:
@@ -57,8 +57,8 @@ def recode_(source: Packed, target: Packed) -> None:
 def load(state: Packed, piece: Piece) -> Tensor:
     """Decode one piece to fp32 `[rows, width]`."""
     codes = load_codes(state, piece)
-    scales = state.scales[piece.rows, piece.blocks, None]
-    values = curves.decode(state.format, blocks.to_blocks(codes, state.grid.block), scales, state.octaves)
+    scales = state.scales[piece.rows, piece.blocks].float()
+    values = curves.decode(state.format, blocks.to_blocks(codes, state.grid.block), scales[:, :, None], state.octaves)
     return blocks.from_blocks(values, piece.width)
 
 
@@ -74,10 +74,14 @@ def store_codes_(state: Packed, piece: Piece, codes: Tensor) -> None:
     state.codes[piece.rows, piece.packed(bits)] = packing.pack(codes, bits, state.grid.block)
 
 
-def store_signed_(state: Packed, piece: Piece, values: Tensor, random: Tensor | None = None) -> Tensor:
-    """Encode finite fp32 values into a piece of a signed state and return what they decode to."""
+def store_values_(state: Packed, piece: Piece, values: Tensor, random: Tensor | None = None) -> Tensor:
+    """Encode finite fp32 values into a piece of a state whose scales are taken from the values.
+
+    Returns:
+        What the values decode to.
+    """
     cut = blocks.to_blocks(values, state.grid.block)
-    scales = curves.block_scale(state.format, cut)
+    scales = curves.block_scale(state.format, cut, piece.width)
     return _store_(state, piece, cut, scales, random)
 
 
@@ -99,18 +103,20 @@ def store_residual_(state: PackedResidual, piece: Piece, values: Tensor) -> None
 
 
 def _encode_piece_(state: Packed, piece: Piece, values: Tensor) -> None:
-    if state.format.signed:
-        store_signed_(state, piece, values)
+    if not state.format.signed:
+        values = values.clamp(min=0.0)
+    if not state.format.averaged:
+        store_values_(state, piece, values)
         return
-    values = values.clamp(min=0.0)
     mean = blocks.block_mean(blocks.to_blocks(values, state.grid.block), piece.width)
     store_mean_(state, piece, values, mean)
 
 
 def _store_(state: Packed, piece: Piece, cut: Tensor, scales: Tensor, random: Tensor | None) -> Tensor:
     noise = None if random is None else blocks.to_blocks(random, state.grid.block)
-    codes = curves.encode(state.format, cut, scales[..., None], state.octaves, noise)
-    decoded = curves.decode(state.format, codes, scales[..., None], state.octaves)
-    state.scales[piece.rows, piece.blocks] = scales
+    codes = curves.encode(state.format, cut, scales[:, :, None], state.octaves, noise)
+    stored = scales.clamp(max=torch.finfo(state.scales.dtype).max).to(state.scales.dtype)
+    decoded = curves.decode(state.format, codes, stored.float()[:, :, None], state.octaves)
+    state.scales[piece.rows, piece.blocks] = stored
     store_codes_(state, piece, blocks.from_blocks(codes, piece.width))
     return blocks.from_blocks(decoded, piece.width)

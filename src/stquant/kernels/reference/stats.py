@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stquant.codecs import curves
+from stquant.codecs import blocks, curves, recipes
+from stquant.codecs.blocks import Piece
 from stquant.codecs.format import Family
 from stquant.kernels.ops import Packed
 from stquant.kernels.reference import codec
@@ -74,14 +75,14 @@ def state_stats(state: Packed) -> StateStats:
         state: A packed state; not changed.
 
     Returns:
-        Its sums. Relative quantities are relative to the block's scale: the largest magnitude of
-        a signed state, the mean of a LOG state.
+        Its sums. Relative quantities are relative to the block's mean for a LOG state, to its
+        largest magnitude for others.
     """
     total = StateStats(0, 0, 0, 0, 0, 0, (0,) * ENERGY_BINS)
     for piece in state.grid.pieces(PIECE):
         codes = codec.load_codes(state, piece)
         values = codec.load(state, piece)
-        ratio = _relative(state, codes)
+        ratio = _relative(state, piece, codes)
         total += StateStats(
             elements=values.numel(),
             zeros=int((values == 0).sum()),
@@ -94,16 +95,23 @@ def state_stats(state: Packed) -> StateStats:
     return total
 
 
-def _relative(state: Packed, codes: Tensor) -> Tensor:
+def _relative(state: Packed, piece: Piece, codes: Tensor) -> Tensor:
+    if recipes.is_recipe(state.format):
+        unit = recipes.unit_scale(state.format, state.scales[piece.rows, piece.blocks])[:, :, None]
+        cut = blocks.to_blocks(codes, state.grid.block)
+        return blocks.from_blocks(recipes.decode(state.format, cut, unit), piece.width).abs()
     one = torch.ones(1, dtype=torch.float32, device=codes.device)
     return curves.decode(state.format, codes, one, state.octaves).abs()
 
 
 def _outermost(state: Packed, codes: Tensor) -> Tensor:
-    """Whether a code is the top level: the magnitude's for signed families, the level's for LOG."""
+    """Whether a code is the top level: the magnitude's for signed families, the level's for others."""
     bits, family = state.format.bits, state.format.family
     if bits == 0:
         return torch.zeros_like(codes, dtype=torch.bool)
+    if recipes.is_recipe(state.format):
+        produced = int((~recipes.levels(state.format).isnan()).sum())
+        return torch.eq(codes, produced - 1) | (torch.eq(codes, 0) & state.format.signed)
     if family is Family.LOG:
         return torch.eq(codes, 2**bits - 1)
     top = 2 ** (bits - 1)

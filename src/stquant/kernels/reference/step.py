@@ -67,7 +67,7 @@ class ItemPiece:
             write_(state, self.piece, momentum)
             return None
         kept = torch.where(finite, momentum, 0.0)
-        decoded = codec.store_signed_(state, self.piece, kept, self.random(state, Stream.EXP_AVG))
+        decoded = codec.store_values_(state, self.piece, kept, self.random(state, Stream.EXP_AVG))
         return kept - decoded if state.format.prepay else None
 
     def store_weight_(self, weight: Tensor, finite: Tensor) -> None:
