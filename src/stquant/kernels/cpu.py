@@ -43,7 +43,7 @@ _FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
 _ABSENT = (0,) * 9
 _NO_CONSTANTS = (0.0,) * 9
 
-SERVES = "fp32, bf16 and fp16 parameters and gradients, contiguous; states of every format in blocks of 32 to 1024"
+SERVES = "fp32, bf16 and fp16 parameters and gradients, contiguous; states of the families dynamic, mulaw and log in blocks of 32 to 1024"
 """What the compiled kernels take; the rest is worked on by the reference."""
 
 
@@ -160,6 +160,8 @@ def _why_not_tensors(tensors: Iterable[Tensor]) -> str | None:
 
 
 def _why_not_packed(state: Packed) -> str | None:
+    if state.format.family not in _FAMILIES:
+        return f"format {state.format.name!r} is that of a published recipe"
     if not state.codes.is_cpu:
         return f"a state is on {state.codes.device}"
     if state.grid.block > _cpu.MAX_BLOCK:
