@@ -43,7 +43,10 @@ _FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
 _ABSENT = (0,) * 9
 _NO_CONSTANTS = (0.0,) * 9
 
-SERVES = "fp32, bf16 and fp16 parameters and gradients, contiguous; states of the families dynamic, mulaw and log in blocks of 32 to 1024"
+SERVES = (
+    "fp32, bf16 and fp16 parameters and gradients, contiguous; "
+    "states of the families dynamic, mulaw and log in blocks of 32 to 1024"
+)
 """What the compiled kernels take; the rest is worked on by the reference."""
 
 

@@ -115,7 +115,9 @@ def _encode_piece_(state: Packed, piece: Piece, values: Tensor) -> None:
 def _store_(state: Packed, piece: Piece, cut: Tensor, scales: Tensor, random: Tensor | None) -> Tensor:
     noise = None if random is None else blocks.to_blocks(random, state.grid.block)
     codes = curves.encode(state.format, cut, scales[:, :, None], state.octaves, noise)
-    stored = scales.clamp(max=torch.finfo(state.scales.dtype).max).to(state.scales.dtype)
+    stored = scales
+    if state.scales.dtype is torch.float16:
+        stored = scales.clamp(max=torch.finfo(torch.float16).max).half()
     decoded = curves.decode(state.format, codes, stored.float()[:, :, None], state.octaves)
     state.scales[piece.rows, piece.blocks] = stored
     store_codes_(state, piece, blocks.from_blocks(codes, piece.width))
