@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stquant.codecs.format import RECIPE_FAMILIES
+from stquant.policy.policies import Recipe
 from stquant.report.formats import describe
 
 ROOT = Path(__file__).parent.parent
@@ -30,8 +32,11 @@ def load(name: str) -> dict[str, Any]:
     return loaded
 
 
+RECIPES = {family.value for family in RECIPE_FAMILIES}
+
+
 def formats(signed: bool) -> str:
-    """Every format of a kind of state."""
+    """Every format of our own of a kind of state."""
     rows = [
         [
             f"`{row['name']}`",
@@ -45,10 +50,40 @@ def formats(signed: bool) -> str:
             *([] if signed else ["" if row["value_bias"] is None else f"{row['value_bias']:.1%}"]),
         ]
         for row in describe()
-        if (row["state"] == "signed") == signed
+        if (row["state"] == "signed") == signed and row["family"] not in RECIPES
     ]
     extra = ["prepay", "RMS error"] if signed else ["RMS error", "value bias"]
     return table(["format", "number", "bits", "with scale", "levels", "rounding", *extra], rows)
+
+
+def recipes() -> str:
+    """Every format of a published recipe."""
+    rows = [
+        [
+            f"`{row['name']}`",
+            row["state"],
+            row["family"],
+            *(str(row[key]) for key in ("number", "bits", "block")),
+            f"{row['true_bits']:g}",
+            str(row["levels"]),
+            row["rounding"],
+            f"{row['rms_error']:.2g}",
+        ]
+        for row in describe()
+        if row["family"] in RECIPES
+    ]
+    head = ["format", "state", "family", "number", "bits", "block", "with scale", "levels", "rounding", "RMS error"]
+    return table(head, rows)
+
+
+def recipe_policies() -> str:
+    """What the recipes' policies combine."""
+    rows = []
+    for name in Recipe.NAMES:
+        signed, squares = Recipe(name).formats_of({"exp_avg": True, "exp_avg_sq": False}).values()
+        bits = signed.bits_per_element + squares.bits_per_element
+        rows.append([f'`"{name}"`', f"`{signed.name}`", f"`{squares.name}`", str(signed.block), f"{bits / 8:g}"])
+    return table(["policy", "`exp_avg`", "`exp_avg_sq`", "block", "bytes per parameter"], rows)
 
 
 def bytes_per_parameter() -> str:
@@ -83,6 +118,8 @@ def demo() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
+    "formats-recipes": recipes,
+    "recipe-policies": recipe_policies,
     "bytes-per-parameter": bytes_per_parameter,
     "demo": demo,
 }

@@ -36,6 +36,12 @@ def test_train_writes_a_record_and_a_checkpoint_and_resumes(tmp_path: Path) -> N
     assert again == whole
 
 
+def test_train_takes_a_published_recipe() -> None:
+    result = json.loads(stquant(*SHORT, "--policy", "bnb8", "--json"))
+    assert result["optimizer"] == "STQuant bnb8"
+    assert 8 < result["true_bits"] < 32
+
+
 def test_train_prints_a_summary_and_the_ledger() -> None:
     text = stquant(*SHORT, "--ledger")
     assert "true bits per state element" in text
