@@ -73,6 +73,7 @@ static STQ_INLINE int64_t round_even(double x) {
 
 static void add_energy(float value, Stats& sums) {
   const uint32_t magnitude = uint32_t(as<int32_t>(value)) & ~kSign;
+  if (magnitude >= uint32_t(kInfinity)) return;  // has no energy that an integer could hold
   int bin = (int(magnitude >> kMantissa) + 1) / 8;  // the exponent, counted from 2^-128
   bin = bin < kEnergyBins ? bin : kEnergyBins - 1;
   const uint64_t power = uint64_t(1023 + 128 - 8 * bin) << 52;

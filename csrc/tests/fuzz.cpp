@@ -69,9 +69,9 @@ struct Packed {
     for (int64_t i = 0; i < grid.blocks(); ++i) scales[i] = family == kLog ? absolute(any_finite()) : any_finite();
     state = {codes.get(), scales.get(), family, bits, family == kLog && below(2), family != kLog && below(2), 0, 0, next()};
     if (family != kLog) return;
-    // Levels stay within the range of fp32, as those of a state do.
-    state.lo = below(6) - 5, state.log2_step = below(7) - 5;
-    while (state.log2_step > -5 && (double(1 << bits) * (state.log2_step > 0 ? 2.0 : 1.0 / (1 << -state.log2_step))) > 60)
+    // Levels of at most 2^5, as those of a state are: sums of their fourth powers have 64 bits.
+    state.lo = below(3) - 5, state.log2_step = below(7) - 5;
+    while (state.log2_step > -5 && (double(1 << bits) * (state.log2_step > 0 ? 2.0 : 1.0 / (1 << -state.log2_step))) > 8)
       --state.log2_step;
   }
 };
