@@ -127,8 +127,8 @@ def _fixed(ratio: Tensor) -> int:
 
 
 def _energy(values: Tensor) -> tuple[int, ...]:
-    """Sum squares as fixed point, each in the bin of its exponent."""
-    magnitude = values.abs().double()
+    """Sum squares as fixed point, each in the bin of its exponent; infinite values are left out."""
+    magnitude = torch.where(values.isfinite(), values.abs(), 0.0).double()
     exponent = torch.frexp(magnitude).exponent - 1
     bins = ((exponent - _LOWEST_EXPONENT).clamp(min=0) // _BIN_OCTAVES).clamp(max=ENERGY_BINS - 1)
     mantissa = torch.ldexp(magnitude, -(_LOWEST_EXPONENT + _BIN_OCTAVES * bins))
