@@ -1,7 +1,7 @@
 """The named formats, one literal each.
 
 A number, once released, keeps its meaning for ever: checkpoints hold it. A name says family and
-bits; a suffix names the choice that differs from the measured default of that width. From 40 on
+bits; a suffix names the choice that differs from the default of that width. From 40 on
 stand the formats of published recipes, with the block sizes of those.
 """
 
