@@ -3,7 +3,7 @@
 Contenders take turns; each figure is the median over the rounds of the CPU time that the step's
 threads used, so that waiting for the core does not count. No speed is printed unless the compiled
 kernels equal the reference first. Writes `results/cpu_step.json`.
-Run: python benchmarks/cpu_step.py [--millions 64] [--rounds 7] [--threads 1 2] [--isa avx2 scalar]
+Run: PYTHONPATH=. python benchmarks/cpu_step.py [--millions 64] [--rounds 7] [--threads 1 2] [--isa avx2 scalar]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The full product of the parity table: formats x dtypes x rows x blocks x roundings x instruction sets.
 
-The tests take a covering part of it. Stops at the first difference. Run: python benchmarks/parity_full.py
+The tests take a covering part of it. Stops at the first difference. Run: PYTHONPATH=. python benchmarks/parity_full.py
 """
 
 from __future__ import annotations
