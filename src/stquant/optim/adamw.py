@@ -34,7 +34,8 @@ class Adam(PackedOptimizer):
         differentiable: False; steps cannot be differentiated.
         fused: None or False; no compiled kernel serves.
         decoupled_weight_decay: Decay the weights themselves, as AdamW.
-        policy: Which formats the states have: "fp32" or an object such as `Fixed(bits=4)`. The
+        policy: Which formats the states have: "fp32", a published recipe ("bnb8", "torchao4",
+            "flash8", "solo42", "nf4"), or an object such as `Fixed(bits=4)`. The
             default packs `exp_avg` in 2 bits with prepay and `exp_avg_sq` in 1 bit.
         master_bits: Bits of the packed residual that a bf16 parameter gets: 1 to 8 or 16; 0
             rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
