@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
@@ -57,16 +58,25 @@ def run_all(jobs: Sequence[Job], progress: Progress, workers: int | None = None)
     workers = min(len(jobs), workers or os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, context, _start_worker, (queue,)) as pool:
         futures = [pool.submit(_run, job) for job in jobs]
-        for future in futures:
-            future.add_done_callback(lambda _: queue.put(None))
+        for index, future in enumerate(futures):
+            future.add_done_callback(_announce(queue, index))
         finished = 0
         while finished < len(jobs):
             message = queue.get()
-            if message is None:
-                finished += 1
-            else:
+            if not isinstance(message, int):
                 progress(*message)
-        return [future.result() for future in futures]
+                continue
+            # A worker's messages may still be on their way when it is done: the last one is told from here.
+            finished += 1
+            if futures[message].exception() is None:
+                result, loss = futures[message].result()
+                progress(jobs[message], result["steps"], result["steps"], loss)
+        return [future.result()[0] for future in futures]
+
+
+def _announce(queue: Queue[Any], index: int) -> Callable[[Future[Any]], None]:
+    """Return a callback that puts the index of a job that is done."""
+    return lambda _: queue.put(index)
 
 
 def _start_worker(queue: Queue[Any]) -> None:
@@ -75,9 +85,9 @@ def _start_worker(queue: Queue[Any]) -> None:
     torch.set_num_threads(1)
 
 
-def _run(job: Job) -> dict[str, Any]:
-    run = job.run()
+def _run(job: Job) -> tuple[dict[str, Any], float]:
+    run, loss = job.run(), math.nan
     for loss in run.train():
-        if _queue is not None and (run.done % _REPORT_EVERY == 0 or run.done == run.steps):
+        if _queue is not None and run.done % _REPORT_EVERY == 0 and run.done < run.steps:
             _queue.put((job, run.done, run.steps, loss))
-    return run.result()
+    return run.result(), loss
