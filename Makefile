@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test install tables clean
+.PHONY: demo test tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/stquant demo --out demo
