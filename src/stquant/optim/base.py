@@ -6,6 +6,7 @@ when states are made; formats come from the group's policy, and `checkpoint` kno
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -138,11 +139,16 @@ class PackedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_gradients()
         self.init_state()
-        kernels = resolve(self._backend_name)
-        for group in self.param_groups:
-            items = [self._item(entry) for entry in named([group]) if entry.param.grad is not None]
-            self._step_items(group, read_group(group[GROUP_KEY]).seed, items, kernels)
+        self._update([entry for entry in named(self.param_groups) if entry.param.grad is not None])
         return loss
+
+    def _update(self, entries: Sequence[Named]) -> None:
+        """Update parameters, all of which have a state and a gradient: one kernel call per group."""
+        kernels = resolve(self._backend_name)
+        for _, members in itertools.groupby(entries, key=lambda entry: id(entry.group)):
+            part = list(members)
+            group = part[0].group
+            self._step_items(group, read_group(group[GROUP_KEY]).seed, [self._item(entry) for entry in part], kernels)
 
     def _check_gradients(self) -> None:
         for entry in named(self.param_groups):
