@@ -89,7 +89,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A rectangle of a grid: some rows, and columns that start on a block border."""
+    """A rectangle of a grid: some rows, possibly a stride apart, and columns from a block border on."""
 
     grid: Grid
     rows: slice
@@ -112,7 +112,7 @@ class Piece:
 
     def index(self, device: torch.device) -> Tensor:
         """Index of every element in the whole parameter, int64 `[rows, width]`."""
-        rows = torch.arange(self.rows.start, self.rows.stop, dtype=torch.int64, device=device)
+        rows = torch.arange(self.rows.start, self.rows.stop, self.rows.step or 1, dtype=torch.int64, device=device)
         columns = torch.arange(self.columns.start, self.columns.stop, dtype=torch.int64, device=device)
         return rows[:, None] * self.grid.row + columns
 

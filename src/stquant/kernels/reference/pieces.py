@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from stquant.codecs.blocks import Grid, Piece
@@ -27,6 +28,8 @@ def read(tensor: Tensor, piece: Piece) -> Tensor:
     rows = _as_rows(tensor, piece.grid)
     if rows is not None:
         return rows[piece.rows, piece.columns]
+    if piece.rows.step is not None:
+        return _gather(tensor, piece)[:, piece.columns]
     return _slice(tensor, piece).reshape(-1, piece.width)
 
 
@@ -51,6 +54,12 @@ def _as_rows(tensor: Tensor, grid: Grid) -> Tensor | None:
 def _slice(tensor: Tensor, piece: Piece) -> Tensor:
     per_index = piece.grid.rows // piece.grid.shape[0]
     return tensor[piece.rows.start // per_index : piece.rows.stop // per_index]
+
+
+def _gather(tensor: Tensor, piece: Piece) -> Tensor:
+    """Copy rows that lie a stride apart."""
+    rows = torch.arange(piece.rows.start, piece.rows.stop, piece.rows.step, device=tensor.device)
+    return tensor[torch.unravel_index(rows, piece.grid.shape[: piece.grid.lead])].reshape(-1, piece.grid.row)
 
 
 def root(values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stquant.codecs import blocks, curves, recipes
 from stquant.codecs.blocks import Piece
-from stquant.codecs.format import Family
+from stquant.codecs.format import Family, Format
 from stquant.kernels.ops import Packed
 from stquant.kernels.reference import codec
 from stquant.kernels.reference.pieces import PIECE
@@ -86,7 +86,7 @@ def state_stats(state: Packed) -> StateStats:
         total += StateStats(
             elements=values.numel(),
             zeros=int((values == 0).sum()),
-            saturated=int(_outermost(state, codes).sum()),
+            saturated=int(outermost(state.format, codes).sum()),
             ratio=_fixed(ratio),
             ratio2=_fixed(ratio * ratio),
             ratio4=_fixed(ratio * ratio * (ratio * ratio)),
@@ -104,14 +104,14 @@ def _relative(state: Packed, piece: Piece, codes: Tensor) -> Tensor:
     return curves.decode(state.format, codes, one, state.octaves).abs()
 
 
-def _outermost(state: Packed, codes: Tensor) -> Tensor:
+def outermost(format: Format, codes: Tensor) -> Tensor:
     """Whether a code is the top level: the magnitude's for signed families, the level's for others."""
-    bits, family = state.format.bits, state.format.family
+    bits, family = format.bits, format.family
     if bits == 0:
         return torch.zeros_like(codes, dtype=torch.bool)
-    if recipes.is_recipe(state.format):
-        produced = int((~recipes.levels(state.format).isnan()).sum())
-        return torch.eq(codes, produced - 1) | (torch.eq(codes, 0) & state.format.signed)
+    if recipes.is_recipe(format):
+        produced = int((~recipes.levels(format).isnan()).sum())
+        return torch.eq(codes, produced - 1) | (torch.eq(codes, 0) & format.signed)
     if family is Family.LOG:
         return torch.eq(codes, 2**bits - 1)
     top = 2 ** (bits - 1)

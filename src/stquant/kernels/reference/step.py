@@ -76,7 +76,7 @@ class ItemPiece:
         if self.any_packed:
             weight = torch.where(finite, weight, float("nan"))
         bits = 0 if item.residual is None else item.residual.bits
-        random = self._random(Stream.WEIGHT) if item.stochastic and bits < 16 else None
+        random = self.random_at(Stream.WEIGHT) if item.stochastic and bits < 16 else None
         if item.residual is not None or (random is not None and item.param.dtype is torch.bfloat16):
             weight, rest = residual.split(weight, bits, random)
             if item.residual is not None:
@@ -88,9 +88,10 @@ class ItemPiece:
     def random(self, state: State, stream: Stream) -> Tensor | None:
         """Return random numbers for a packed state whose format needs them."""
         assert not isinstance(state, Tensor)
-        return self._random(stream) if state.format.stochastic else None
+        return self.random_at(stream) if state.format.stochastic else None
 
-    def _random(self, stream: Stream) -> Tensor:
+    def random_at(self, stream: Stream) -> Tensor:
+        """Return the random numbers of the piece's elements, of one stream."""
         key = rounding.key(self._seed, self.item.noise_id, stream, self.item.step)
         return rounding.random_bits(key, self.piece.index(self.item.param.device))
 
