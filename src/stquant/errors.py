@@ -18,3 +18,7 @@ class CheckpointError(StquantError, ValueError):
 
 class FormatError(StquantError, ValueError):
     """A format is unknown, or cannot store the state it was chosen for."""
+
+
+class BudgetError(StquantError, ValueError):
+    """A budget is smaller than the least that the states can take."""
