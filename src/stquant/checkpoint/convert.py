@@ -20,7 +20,8 @@ from stquant.checkpoint.restore import number_noise
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig
 from stquant.checkpoint.state_dict import absorb, export, present
 from stquant.errors import CheckpointError
-from stquant.policy.policies import ParameterFacts, Policy, parse
+from stquant.policy.facts import ParameterFacts
+from stquant.policy.policies import Policy, parse
 from stquant.storage.master import check_master_bits
 
 _STATES = {"exp_avg": True, "exp_avg_sq": False}

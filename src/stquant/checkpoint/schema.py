@@ -26,6 +26,9 @@ from stquant.policy.policies import Policy
 GROUP_KEY = "stquant"
 """The one key of a parameter group that is ours: a JSON string, see `GroupConfig`."""
 
+CONTROL = "control"
+"""State of a parameter that an adaptive policy keeps: fp32 `[states, 10]`, see `optim.pools`."""
+
 VERSION = 1
 
 
@@ -37,22 +40,27 @@ class GroupConfig:
         policy: Chooses the formats of the group's states.
         master_bits: Bits of the residual of bf16 parameters, "auto", or None.
         seed: Seed of stochastic rounding.
+        shared: Whether the policy, and with it a budget, is that of the whole optimizer.
+        averages: Moving averages of an adaptive policy, see `policy.factors.Averages`.
     """
 
     policy: Policy
     master_bits: int | str | None
     seed: int
+    shared: bool = True
+    averages: tuple[float, float] = (0.0, 0.0)
 
     def dump(self) -> str:
         """Return the JSON string that stands in the group."""
-        return json.dumps(
-            {
-                "version": VERSION,
-                "policy": self.policy.to_dict(),
-                "master_bits": self.master_bits,
-                "seed": self.seed,
-            }
-        )
+        data = {
+            "version": VERSION,
+            "policy": self.policy.to_dict(),
+            "master_bits": self.master_bits,
+            "seed": self.seed,
+        }
+        if hasattr(self.policy, "ladder"):
+            data |= {"shared": self.shared, "averages": self.averages}
+        return json.dumps(data)
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,7 +76,14 @@ def read_group(text: str) -> GroupConfig:
             raise CheckpointError(
                 f"the file has schema version {data['version']}, this version reads up to {VERSION}; update stquant"
             )
-        return GroupConfig(policies.from_dict(data["policy"]), data["master_bits"], data["seed"])
+        averages = data.get("averages", (0.0, 0.0))
+        return GroupConfig(
+            policies.from_dict(data["policy"]),
+            data["master_bits"],
+            data["seed"],
+            bool(data.get("shared", True)),
+            (float(averages[0]), float(averages[1])),
+        )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise

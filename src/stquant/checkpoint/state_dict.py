@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stquant.checkpoint.schema import GROUP_KEY, Reader
+from stquant.checkpoint.schema import CONTROL, GROUP_KEY, Reader
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Format
-from stquant.policy.policies import Choice
+from stquant.policy.facts import Choice
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 
@@ -71,6 +71,9 @@ def absorb(
         value = reader.part("state", presented, state)
         choice = None if choices is None else choices.get(state)
         live[state] = _absorb_state(reader, state, value, signed, param, choice)
+    if CONTROL in presented:
+        shape = (len(states), presented[CONTROL].shape[-1]) if isinstance(presented[CONTROL], Tensor) else ()
+        live[CONTROL] = reader.tensor(CONTROL, presented[CONTROL], torch.float32, shape).clone()
     if "residual" in presented:
         live["residual"] = _absorb_residual(reader, presented["residual"], param)
     grids = {value.grid for value in live.values() if isinstance(value, PackedState | PackedResidual)}
@@ -148,6 +151,6 @@ def export(state: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, value in state.items():
         if isinstance(value, PackedState):
             exported[name] = value.decode()
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and name != CONTROL:
             exported[name] = value.clone()
     return exported

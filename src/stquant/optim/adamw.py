@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from stquant.kernels.backend import Operations
-from stquant.kernels.ops import AdamRule, Item
+from stquant.kernels.ops import AdamRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_range, check_unsupported
 from stquant.policy.policies import Fixed, Policy
@@ -49,6 +48,7 @@ class Adam(PackedOptimizer):
     """
 
     STATES = {"exp_avg": True, "exp_avg_sq": False}
+    OPERATION = "adam_step_"
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Adam(PackedOptimizer):
                 "use amsgrad=False or policy='fp32'"
             )
 
-    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+    def _rule(self, group: dict[str, Any], seed: int) -> AdamRule:
         beta1, beta2 = group["betas"]
-        rule = AdamRule(
+        return AdamRule(
             lr=float(group["lr"]),
             betas=(float(beta1), float(beta2)),
             eps=float(group["eps"]),
@@ -113,7 +113,6 @@ class Adam(PackedOptimizer):
             maximize=group["maximize"],
             seed=seed,
         )
-        kernels.adam_step_(items, rule)
 
 
 class AdamW(Adam):

@@ -15,15 +15,25 @@ import torch
 from stquant.checkpoint import restore
 from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
-from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
+from stquant.checkpoint.schema import CONTROL, GROUP_KEY, GroupConfig, read_group
 from stquant.codecs.blocks import Grid
-from stquant.kernels.backend import Operations, resolve, warn_if_slow
+from stquant.kernels.backend import resolve, warn_if_slow
 from stquant.kernels.ops import Item
+from stquant.kernels.reference.measure import Rule
+from stquant.optim.adaptive import Controller, fit, start
 from stquant.optim.masters import check_masters
-from stquant.policy.policies import Choice, ParameterFacts, Policy, parse
+from stquant.optim.pools import Member, Pool, fresh_control, pools
+from stquant.optim.refit import refit
+from stquant.policy.budget import is_adaptive
+from stquant.policy.decision import Decision
+from stquant.policy.facts import Choice, ParameterFacts
+from stquant.policy.policies import Policy, parse
 from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import PackedResidual, WeightRounding, check_master_bits
 from stquant.storage.packed import PackedState
+
+Choices = Mapping[torch.Tensor, Mapping[str, Choice]]
+"""Formats of the states of parameters."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,6 +55,9 @@ class PackedOptimizer(torch.optim.Optimizer):
     STATES: ClassVar[Mapping[str, bool]]
     """Names of the states, and whether they hold negative values."""
 
+    OPERATION: ClassVar[str]
+    """Name of the kernel that takes a step."""
+
     def __init__(
         self,
         params: Any,
@@ -65,11 +78,17 @@ class PackedOptimizer(torch.optim.Optimizer):
         entries = {entry.name: entry for entry in named(self.param_groups)}
         check_masters(masters or {}, {name: (e.param, _rounding(e).residual_bits) for name, e in entries.items()})
         self._masters = dict(masters or {})
+        self._controller = Controller()
+        self._check_budgets(self.param_groups)
         self.register_state_dict_post_hook(_present)
 
-    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
-        """Hand the parameters of one group to the kernel."""
+    def _rule(self, group: dict[str, Any], seed: int) -> Rule:
+        """Return the hyperparameters of a group's step."""
         raise NotImplementedError
+
+    def _prepays(self, group: dict[str, Any]) -> bool:
+        """Whether the step can take at once what a format rounds away from a momentum."""
+        return True
 
     def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
         """Names of the states of a group's parameters, and whether they are signed."""
@@ -91,10 +110,13 @@ class PackedOptimizer(torch.optim.Optimizer):
         if "policy" in param_group or "master_bits" in param_group:
             policy = parse(param_group.pop("policy", default.policy))
             master_bits = check_master_bits(param_group.pop("master_bits", default.master_bits))
-            param_group[GROUP_KEY] = GroupConfig(policy, master_bits, default.seed).dump()
+            shared = policy == default.policy
+            param_group[GROUP_KEY] = GroupConfig(policy, master_bits, default.seed, shared).dump()
         super().add_param_group(param_group)
         try:
             self._validate(self.param_groups)
+            if "_controller" in self.__dict__:
+                self._check_budgets(self.param_groups)
         except Exception:
             self.param_groups.pop()
             raise
@@ -140,6 +162,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         self._check_gradients()
         self.init_state()
         self._update([entry for entry in named(self.param_groups) if entry.param.grad is not None])
+        self._decide()
         return loss
 
     def _update(self, entries: Sequence[Named]) -> None:
@@ -148,7 +171,18 @@ class PackedOptimizer(torch.optim.Optimizer):
         for _, members in itertools.groupby(entries, key=lambda entry: id(entry.group)):
             part = list(members)
             group = part[0].group
-            self._step_items(group, read_group(group[GROUP_KEY]).seed, [self._item(entry) for entry in part], kernels)
+            config = read_group(group[GROUP_KEY])
+            rule = self._rule(group, config.seed)
+            items = [self._item(entry) for entry in part]
+            if is_adaptive(config.policy) and any(config.policy.due(item.step) for item in items):
+                pool = next(pool for pool in self._pools() if any(group is g for g in pool.groups))
+                self._controller.measure(pool, list(zip(part, items, strict=True)), rule)
+            getattr(kernels, self.OPERATION)(items, rule)
+
+    def _decide(self) -> None:
+        """Let adaptive policies plan and carry out what this step has measured."""
+        if self._controller.measured:
+            self._controller.decide(self._pools(), self.state)
 
     def _check_gradients(self) -> None:
         for entry in named(self.param_groups):
@@ -175,37 +209,56 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def init_state(self) -> None:
-        """Create the state of every trainable parameter that has none; `step` does so, too."""
+        """Create the state of every trainable parameter that has none; `step` does so, too.
+
+        Raises:
+            BudgetError: A policy's budget is too small for the states; none was created.
+        """
+        fresh = []
         for entry in named(self.param_groups):
             state = self.state.get(entry.param)
             if not state:
                 if entry.param.requires_grad or entry.param.grad is not None:
-                    self.state[entry.param] = self._fresh_state(entry)
+                    fresh.append(entry)
                 continue
             if any(isinstance(value, Mapping) for value in state.values()):
                 # Some wrappers write what state_dict() returned straight into `state`.
-                self.state[entry.param] = state = self._absorb(entry, state, plain=False)
+                self.state[entry.param] = state = self._absorb(entry, state, None)
             if not self._states(entry.group).keys() <= state.keys():
                 # An option was switched on since, for example a momentum.
-                state.update({**self._fresh_states(entry), **state})
+                state.update({**self._fresh_states(entry, self._start_choices(self.param_groups)), **state})
+        if fresh:
+            choices = self._start_choices(self.param_groups)
+            for entry in fresh:
+                self.state[entry.param] = self._fresh_state(entry, choices)
+            self._fit()
 
-    def _fresh_state(self, entry: Named) -> dict[str, Any]:
+    def _fresh_state(self, entry: Named, choices: Choices) -> dict[str, Any]:
         state: dict[str, Any] = {
             "step": torch.tensor(0.0, dtype=torch.float32),
             "noise_id": restore.next_noise_id(self.state.values()),
         }
-        return self._with_residual(entry, {**state, **self._fresh_states(entry)}, self._masters.pop(entry.name, None))
+        return self._with_residual(
+            entry, {**state, **self._fresh_states(entry, choices)}, self._masters.pop(entry.name, None)
+        )
 
-    def _fresh_states(self, entry: Named) -> dict[str, torch.Tensor | PackedState]:
+    def _fresh_states(self, entry: Named, choices: Choices) -> dict[str, torch.Tensor | PackedState]:
         param = entry.param
         states: dict[str, torch.Tensor | PackedState] = {}
-        for name, choice in self._choose(entry).items():
+        for name, choice in self._choose(entry, choices).items():
             if choice.format.packed:
                 grid = Grid.of(param.shape, choice.format.block)
                 states[name] = PackedState.zeros(choice.format, grid, param.device)
             else:
                 states[name] = presentation.plain_state(param)
-        return states
+        return self._with_control(entry, states)
+
+    def _with_control(self, entry: Named, state: dict[str, Any]) -> dict[str, Any]:
+        """Add what an adaptive policy remembers, if the parameter's states are packed."""
+        packed = any(isinstance(value, PackedState) for value in state.values())
+        if packed and is_adaptive(self._policy(entry.group)) and CONTROL not in state:
+            state[CONTROL] = fresh_control(self._states(entry.group))
+        return state
 
     def _with_residual(self, entry: Named, state: dict[str, Any], start: torch.Tensor | None) -> dict[str, Any]:
         """Add a residual if the parameter is to have one; its grid is that of the states."""
@@ -219,9 +272,38 @@ class PackedOptimizer(torch.optim.Optimizer):
                 state["residual"] = PackedResidual.pack(bits, grid, start.to(entry.param.device))
         return state
 
-    def _choose(self, entry: Named) -> dict[str, Choice]:
-        facts = ParameterFacts(tuple(entry.param.shape), entry.param.dtype)
-        return self._policy(entry.group).choose(facts, self._states(entry.group))
+    def _choose(self, entry: Named, choices: Choices | None = None) -> dict[str, Choice]:
+        """Choose formats for a parameter: those of `choices`, else what its policy says of it alone."""
+        if choices and entry.param in choices:
+            return dict(choices[entry.param])
+        return self._policy(entry.group).choose(self._facts(entry), self._states(entry.group))
+
+    def _facts(self, entry: Named) -> ParameterFacts:
+        prepays = self._prepays(entry.group) and _rounding(entry).keeps_small_changes
+        return ParameterFacts(tuple(entry.param.shape), entry.param.dtype, prepays)
+
+    def _pools(self, groups: Sequence[dict[str, Any]] | None = None) -> list[Pool]:
+        """Return who shares a budget: the parameters that have states or are to have them."""
+        groups = self.param_groups if groups is None else groups
+        members = {
+            entry.param: Member(entry, self._facts(entry), self._states(entry.group), _rounding(entry).residual_bits)
+            for entry in named(groups)
+            if is_adaptive(self._policy(entry.group))
+            and (entry.param.requires_grad or entry.param.grad is not None or self.state.get(entry.param))
+        }
+        return pools(groups, members)
+
+    def _start_choices(self, groups: Sequence[dict[str, Any]]) -> Choices:
+        """Choose formats for all parameters of adaptive policies, as if nothing was known."""
+        return {param: choices for pool in self._pools(groups) for param, choices in start(pool).items()}
+
+    def _check_budgets(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Raise `BudgetError` if the limit of an adaptive policy cannot be kept."""
+        self._start_choices(groups)
+
+    def _fit(self) -> None:
+        for pool in self._pools():
+            fit(pool, self.state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` returned, or the state dict of the torch optimizer of this name.
@@ -241,18 +323,25 @@ class PackedOptimizer(torch.optim.Optimizer):
             state_dict = pre_hook(self, state_dict) or state_dict
         groups = restore.merge_groups(state_dict["param_groups"], self.param_groups)
         self._validate(groups)
+        choices = self._start_choices(groups)
         with torch.no_grad():
-            state = restore.build_states(state_dict, groups, self._absorb)
+            state = restore.build_states(
+                state_dict, groups, lambda entry, saved, plain: self._absorb(entry, saved, choices if plain else None)
+            )
         self.__setstate__({"state": type(self.state)(dict, state), "param_groups": groups})
         for entry in named(groups):
             if entry.param in state:
                 self._masters.pop(entry.name, None)
+        self._controller = Controller()
+        self._fit()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _absorb(self, entry: Named, saved: Mapping[str, Any], plain: bool) -> dict[str, Any]:
-        choices = self._choose(entry) if plain else None
-        state = presentation.absorb(entry.name, entry.param, saved, self._states(entry.group), choices)
+    def _absorb(self, entry: Named, saved: Mapping[str, Any], choices: Choices | None) -> dict[str, Any]:
+        """Build a live state from a saved one; plain states are encoded if there are `choices`."""
+        formats = None if choices is None else self._choose(entry, choices)
+        state = presentation.absorb(entry.name, entry.param, saved, self._states(entry.group), formats)
+        state = self._with_control(entry, state)
         return self._with_residual(entry, state, self._masters.get(entry.name))
 
     def export_state_dict(self) -> dict[str, Any]:
@@ -266,6 +355,45 @@ class PackedOptimizer(torch.optim.Optimizer):
         """Return what every state of every parameter costs now, in bytes and bits."""
         return Ledger(list(self._rows()))
 
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return the last decision of each adaptive policy: what was measured, changed, and why.
+
+        Empty before the first decision, after a load, and for policies that are not adaptive.
+        """
+        return tuple(self._controller.decisions.values())
+
+    @torch.no_grad()
+    def set_policy(self, policy: Policy | str, group: int | None = None) -> None:
+        """Change the policy; states get its formats at once, those in fp32 included.
+
+        Args:
+            policy: A policy or its name, as for the constructor.
+            group: Index of the parameter group that gets it for itself; None for all groups, which
+                share a budget.
+
+        Raises:
+            ValueError: The policy does not fit, or its budget is too small; nothing was changed.
+        """
+        wanted = parse(policy)
+        chosen = self.param_groups if group is None else [self.param_groups[group]]
+        groups = [dict(g) for g in self.param_groups]
+        for old, new in zip(self.param_groups, groups, strict=True):
+            if any(old is g for g in chosen):
+                config = read_group(old[GROUP_KEY])
+                new[GROUP_KEY] = GroupConfig(wanted, config.master_bits, config.seed, group is None).dump()
+        self._validate(groups)
+        choices = self._start_choices(groups)
+        for old, new in zip(self.param_groups, groups, strict=True):
+            old[GROUP_KEY] = new[GROUP_KEY]
+        for entry in named(chosen):
+            if self.state.get(entry.param):
+                state = self.state[entry.param]
+                state.pop(CONTROL, None)
+                refit(entry.param, state, self._choose(entry, choices), keep=is_adaptive(wanted))
+                self._with_control(entry, state)
+        self._controller = Controller()
+        self._fit()
+
     def _rows(self) -> Iterator[Row]:
         for entry in named(self.param_groups):
             if entry.param in self.state:
@@ -273,7 +401,12 @@ class PackedOptimizer(torch.optim.Optimizer):
                 yield from rows_of(entry.name, entry.param, self.state[entry.param], reasons)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_backend_name": self._backend_name, "_masters": self._masters}
+        return {
+            **super().__getstate__(),
+            "_backend_name": self._backend_name,
+            "_masters": self._masters,
+            "_controller": self._controller,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_new = "_optimizer_state_dict_post_hooks" not in self.__dict__

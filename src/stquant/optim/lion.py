@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from stquant.kernels.backend import Operations
-from stquant.kernels.ops import Item, LionRule
+from stquant.kernels.ops import LionRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_prepay, check_range, check_unsupported
 from stquant.policy.policies import Fixed, Policy
@@ -41,6 +39,7 @@ class Lion(PackedOptimizer):
     """
 
     STATES = {"exp_avg": True}
+    OPERATION = "lion_step_"
 
     def __init__(
         self,
@@ -80,13 +79,15 @@ class Lion(PackedOptimizer):
         check_unsupported(group)
         check_prepay(self._policy(group), self.STATES, "the sign update of Lion")
 
-    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
+    def _prepays(self, group: dict[str, Any]) -> bool:
+        return False
+
+    def _rule(self, group: dict[str, Any], seed: int) -> LionRule:
         beta1, beta2 = group["betas"]
-        rule = LionRule(
+        return LionRule(
             lr=float(group["lr"]),
             betas=(float(beta1), float(beta2)),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             seed=seed,
         )
-        kernels.lion_step_(items, rule)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from stquant.kernels.backend import Operations
-from stquant.kernels.ops import Item, SGDRule
+from stquant.kernels.ops import SGDRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_prepay, check_range, check_unsupported
 from stquant.policy.policies import Fixed, Policy
@@ -46,6 +45,7 @@ class SGD(PackedOptimizer):
     """
 
     STATES = {"momentum_buffer": True}
+    OPERATION = "sgd_step_"
 
     def __init__(
         self,
@@ -94,8 +94,11 @@ class SGD(PackedOptimizer):
         if group["momentum"] >= 1:
             check_prepay(self._policy(group), self._states(group), f"momentum={group['momentum']!r}")
 
-    def _step_items(self, group: dict[str, Any], seed: int, items: Sequence[Item], kernels: Operations) -> None:
-        rule = SGDRule(
+    def _prepays(self, group: dict[str, Any]) -> bool:
+        return bool(group["momentum"] < 1)
+
+    def _rule(self, group: dict[str, Any], seed: int) -> SGDRule:
+        return SGDRule(
             lr=float(group["lr"]),
             momentum=float(group["momentum"]),
             dampening=float(group["dampening"]),
@@ -104,4 +107,3 @@ class SGD(PackedOptimizer):
             maximize=group["maximize"],
             seed=seed,
         )
-        kernels.sgd_step_(items, rule)

@@ -66,6 +66,7 @@ class Measured:
         elements: Elements of the whole tensor.
         row: Elements of a row.
         depth: Position of the tensor among those of the optimizer, 0 to 1.
+        lr: Learning rate of the measured step; damages are given for a rate of 1.
     """
 
     state: str
@@ -75,18 +76,20 @@ class Measured:
     elements: int
     row: int
     depth: float
+    lr: float = 1.0
 
     def mean(self, name: str) -> float:
         """Mean over the sample of what the energy `name` sums."""
         return _ratio(self.energies[name], self.energies["elements"])
 
     def damage(self) -> list[float]:
-        """Sum of squared errors that each format makes in the step of the weight, whole tensor."""
-        return [self.mean(f"{self.state}.{name}.damage") * self.elements for name in self.formats]
+        """Sum of squared errors that each format makes in the step of the weight over `lr`, whole tensor."""
+        scale = self.elements / (self.lr * self.lr)
+        return [self.mean(f"{self.state}.{name}.damage") * scale for name in self.formats]
 
     def moved(self) -> float:
-        """Sum of squared steps of the weight, whole tensor."""
-        return self.mean("move") * self.elements
+        """Sum of squared steps of the weight over `lr`, whole tensor."""
+        return self.mean("move") * self.elements / (self.lr * self.lr)
 
     def of_format(self, position: int, name: str) -> float:
         """Energy of a format of this state; `position` in `formats`."""
@@ -145,7 +148,7 @@ def _factors(state: Measured, averages: Averages, energy: float, move: float) ->
         "kurtosis": state.mean(f"{state.state}.kurtosis"),
         "swamping": math.sqrt(_ratio(state.energies[f"{state.state}.change"], 12 * error)),
         "radial_bias": _ratio(stored - value - error, 2 * value),
-        "signal_to_noise": _ratio(state.mean("move"), move),
+        "signal_to_noise": _ratio(state.moved(), move * state.elements),
         "gradient_rms": _ratio(_rms(state), averages.gradient_rms),
         "gradient_dispersion": _ratio(_dispersion(state), averages.gradient_dispersion),
         "gradient_energy": _ratio(state.mean("grad") * state.elements, energy),

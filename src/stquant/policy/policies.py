@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,27 +11,8 @@ from stquant.codecs import catalog
 from stquant.codecs.blocks import why_not_packed
 from stquant.codecs.format import Format
 from stquant.errors import FormatError
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterFacts:
-    """What a policy may know of a parameter.
-
-    Attributes:
-        shape: Shape of the whole parameter, not of a rank's part.
-        dtype: Its dtype.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A format for one state, and why it is not packed if it is not."""
-
-    format: Format
-    reason: str = ""
+from stquant.policy.budget import Adaptive, Budget, Tolerance
+from stquant.policy.facts import Choice, ParameterFacts
 
 
 class Policy(Protocol):
@@ -215,7 +195,11 @@ class Recipe(Unchanging):
         return f"Recipe({self.name!r})"
 
 
-_NAMED: dict[str, Policy] = {"fp32": Fixed(bits=32)} | {name: Recipe(name) for name in Recipe.NAMES}
+_NAMED: dict[str, Policy] = {
+    "adaptive": Adaptive(),
+    "fp32": Fixed(bits=32),
+    **{name: Recipe(name) for name in Recipe.NAMES},
+}
 
 NAMES = tuple(_NAMED)
 """Policies that can be chosen by name."""
@@ -245,8 +229,17 @@ def from_dict(data: Mapping[str, Any]) -> Policy:
     Raises:
         ValueError: The kind is unknown to this version.
     """
-    if data.get("kind") == "recipe":
-        return Recipe(data["name"])
-    if data.get("kind") != "fixed":
-        raise ValueError(f"policy of kind {data.get('kind')!r} is unknown to this version; it knows 'fixed', 'recipe'")
-    return Fixed(data["bits"], block=data["block"], flat=data["flat"], **data["formats"])
+    kind = data.get("kind")
+    if kind not in _KINDS:
+        known = ", ".join(map(repr, _KINDS))
+        raise ValueError(f"policy of kind {kind!r} is unknown to this version; it knows {known}")
+    return _KINDS[kind]({key: value for key, value in data.items() if key != "kind"})
+
+
+_KINDS: dict[Any, Callable[[dict[str, Any]], Policy]] = {
+    "fixed": lambda data: Fixed(**{key: value for key, value in data.items() if key != "formats"}, **data["formats"]),
+    "recipe": lambda data: Recipe(**data),
+    "adaptive": lambda data: Adaptive(**data),
+    "budget": lambda data: Budget(**data),
+    "tolerance": lambda data: Tolerance(**data),
+}

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stquant.checkpoint.schema import CONTROL
 from stquant.report.memory import held_bytes
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
@@ -22,7 +23,7 @@ class Row:
         parameter: The parameter's name.
         state: The state's name.
         shape: The parameter's shape.
-        elements: Elements that the state describes; 0 for `step`, which describes none.
+        elements: Elements that the state describes; 0 for `step` and `control`, which describe none.
         format: Name of the format.
         bytes: Bytes that the state's storages hold: codes, scales and padding.
         reason: Why the state is not packed, or empty.
@@ -59,7 +60,7 @@ class Ledger:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all states, residuals and step counts."""
+        """Bytes of all states, residuals, step counts and the numbers of adaptive policies."""
         return sum(row.bytes for row in self.rows)
 
     @property
@@ -107,9 +108,9 @@ def rows_of(name: str, param: Tensor, state: Mapping[str, Any], reasons: Mapping
         elif isinstance(value, PackedResidual):
             yield Row(name, key, shape, elements, f"residual{value.bits}", held_bytes(value.tensors()))
         elif isinstance(value, Tensor):
-            described = 0 if key == "step" else elements
+            described = 0 if key in ("step", CONTROL) else elements
             format = str(value.dtype).removeprefix("torch.").replace("float", "fp")
-            reason = "" if key == "step" else reasons.get(key) or "loaded so"
+            reason = "" if not described else reasons.get(key) or "loaded so"
             yield Row(name, key, shape, described, format, held_bytes([value]), reason)
 
 

@@ -1,0 +1,42 @@
+"""Gives the live states of a parameter other formats, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from stquant.checkpoint.state_dict import plain_state
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Format
+from stquant.policy.facts import Choice
+from stquant.storage.master import PackedResidual
+from stquant.storage.packed import PackedState
+
+
+def refit(param: Tensor, state: dict[str, Any], choices: Mapping[str, Choice], keep: bool) -> None:
+    """Bring the states of a parameter into other formats, rounded to nearest.
+
+    Args:
+        param: The parameter.
+        state: Its live state, changed in place.
+        choices: The format that each state is to have.
+        keep: Leave packed states of the right block size as they are, whatever their width.
+    """
+    for name, choice in choices.items():
+        state[name] = _refitted(param, state[name], choice.format, keep)
+    residual = state.get("residual")
+    grids = [value.grid for value in state.values() if isinstance(value, PackedState)]
+    if isinstance(residual, PackedResidual) and grids and grids[0] != residual.grid:
+        state["residual"] = PackedResidual.pack(residual.bits, grids[0], residual.unpack())
+
+
+def _refitted(param: Tensor, value: Tensor | PackedState, format: Format, keep: bool) -> Tensor | PackedState:
+    if isinstance(value, Tensor):
+        return PackedState.encoded(format, value, format.block) if format.packed else value
+    if not format.packed:
+        return plain_state(param).copy_(value.decode())
+    if value.grid == Grid.of(param.shape, format.block):
+        return value if keep or value.format == format else value.recode(format)
+    return PackedState.encoded(format, value.decode(), format.block)
