@@ -1,11 +1,12 @@
 """STQuant: drop-in optimizers for torch whose states are packed into few bits."""
 
 from stquant.codecs.catalog import formats
-from stquant.errors import BackendError, CheckpointError, FormatError, StquantError
+from stquant.errors import BackendError, BudgetError, CheckpointError, FormatError, StquantError
 from stquant.optim.adamw import Adam, AdamW
 from stquant.optim.lion import Lion
 from stquant.optim.masters import cast_model, export_fp32
 from stquant.optim.sgd import SGD
+from stquant.policy.budget import Budget, Tolerance
 from stquant.policy.policies import Fixed, Policy
 
 __version__ = "0.1.0"
@@ -15,12 +16,15 @@ __all__ = [
     "Adam",
     "AdamW",
     "BackendError",
+    "Budget",
+    "BudgetError",
     "CheckpointError",
     "Fixed",
     "FormatError",
     "Lion",
     "Policy",
     "StquantError",
+    "Tolerance",
     "cast_model",
     "export_fp32",
     "formats",

@@ -60,7 +60,7 @@ def snapshot(optimizer: torch.optim.Optimizer, params: Sequence[torch.nn.Paramet
     """All tensors of parameters and states, copied, in a fixed order."""
     found = [p.detach().clone() for p in params]
     for state in optimizer.state_dict()["state"].values():
-        for value in state.values():
+        for _, value in sorted(state.items()):
             parts = value.values() if isinstance(value, dict) else [value]
             found += [torch.as_tensor(part).clone() for part in parts]
     return found

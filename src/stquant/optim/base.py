@@ -7,7 +7,7 @@ when states are made; formats come from the group's policy, and `checkpoint` kno
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,30 +15,23 @@ import torch
 from stquant.checkpoint import restore
 from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
-from stquant.checkpoint.schema import CONTROL, GROUP_KEY, GroupConfig, read_group
+from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.codecs.blocks import Grid
 from stquant.kernels.backend import resolve, warn_if_slow
 from stquant.kernels.ops import Item
 from stquant.kernels.reference.measure import Rule
-from stquant.optim.adaptive import Controller, fit, start
+from stquant.optim.adaptive import Controller
 from stquant.optim.masters import check_masters
-from stquant.optim.pools import Member, Pool, fresh_control, pools
-from stquant.optim.refit import refit
+from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
 from stquant.policy.budget import is_adaptive
-from stquant.policy.decision import Decision
-from stquant.policy.facts import Choice, ParameterFacts
 from stquant.policy.policies import Policy, parse
-from stquant.report.ledger import Ledger, Row, rows_of
-from stquant.storage.master import PackedResidual, WeightRounding, check_master_bits
+from stquant.storage.master import PackedResidual, check_master_bits
 from stquant.storage.packed import PackedState
-
-Choices = Mapping[torch.Tensor, Mapping[str, Choice]]
-"""Formats of the states of parameters."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class PackedOptimizer(torch.optim.Optimizer):
+class PackedOptimizer(PolicyDriven):
     """Base of the optimizers whose states are packed.
 
     Args:
@@ -51,9 +44,6 @@ class PackedOptimizer(torch.optim.Optimizer):
         backend: Name of the kernels to use; None takes the best of this machine.
         seed: Seed of stochastic rounding.
     """
-
-    STATES: ClassVar[Mapping[str, bool]]
-    """Names of the states, and whether they hold negative values."""
 
     OPERATION: ClassVar[str]
     """Name of the kernel that takes a step."""
@@ -76,7 +66,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         config = GroupConfig(parse(policy), check_master_bits(master_bits), seed)
         super().__init__(params, {**defaults, GROUP_KEY: config.dump()})
         entries = {entry.name: entry for entry in named(self.param_groups)}
-        check_masters(masters or {}, {name: (e.param, _rounding(e).residual_bits) for name, e in entries.items()})
+        check_masters(masters or {}, {name: (e.param, rounding_of(e).residual_bits) for name, e in entries.items()})
         self._masters = dict(masters or {})
         self._controller = Controller()
         self._check_budgets(self.param_groups)
@@ -85,17 +75,6 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _rule(self, group: dict[str, Any], seed: int) -> Rule:
         """Return the hyperparameters of a group's step."""
         raise NotImplementedError
-
-    def _prepays(self, group: dict[str, Any]) -> bool:
-        """Whether the step can take at once what a format rounds away from a momentum."""
-        return True
-
-    def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
-        """Names of the states of a group's parameters, and whether they are signed."""
-        return self.STATES
-
-    def _policy(self, group: dict[str, Any]) -> Policy:
-        return read_group(group[GROUP_KEY]).policy
 
     def _check_options(self, group: dict[str, Any]) -> None:
         """Raise `ValueError` if the hyperparameters of a group are not supported."""
@@ -133,7 +112,7 @@ class PackedOptimizer(torch.optim.Optimizer):
                     f"parameter {entry.name!r} has dtype {entry.param.dtype}; "
                     "allowed are float64, float32, bfloat16 and float16"
                 )
-            rounding = _rounding(entry)
+            rounding = rounding_of(entry)
             for state, choice in self._choose(entry).items():
                 if choice.format.prepay and not rounding.keeps_small_changes:
                     raise ValueError(
@@ -182,7 +161,7 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _decide(self) -> None:
         """Let adaptive policies plan and carry out what this step has measured."""
         if self._controller.measured:
-            self._controller.decide(self._pools(), self.state)
+            self._controller.decide(self._pools(with_states=True), self.state)
 
     def _check_gradients(self) -> None:
         for entry in named(self.param_groups):
@@ -202,7 +181,7 @@ class PackedOptimizer(torch.optim.Optimizer):
             grad=entry.param.grad.detach(),
             states={name: state[name] for name in self._states(entry.group)},
             residual=state.get("residual"),
-            stochastic=_rounding(entry).stochastic,
+            stochastic=rounding_of(entry).stochastic,
             step=int(state["step"]),
             noise_id=state["noise_id"],
         )
@@ -253,16 +232,9 @@ class PackedOptimizer(torch.optim.Optimizer):
                 states[name] = presentation.plain_state(param)
         return self._with_control(entry, states)
 
-    def _with_control(self, entry: Named, state: dict[str, Any]) -> dict[str, Any]:
-        """Add what an adaptive policy remembers, if the parameter's states are packed."""
-        packed = any(isinstance(value, PackedState) for value in state.values())
-        if packed and is_adaptive(self._policy(entry.group)) and CONTROL not in state:
-            state[CONTROL] = fresh_control(self._states(entry.group))
-        return state
-
     def _with_residual(self, entry: Named, state: dict[str, Any], start: torch.Tensor | None) -> dict[str, Any]:
         """Add a residual if the parameter is to have one; its grid is that of the states."""
-        bits = _rounding(entry).residual_bits
+        bits = rounding_of(entry).residual_bits
         if bits and "residual" not in state:
             grids = [value.grid for value in state.values() if isinstance(value, PackedState)]
             grid = grids[0] if grids else Grid.of(entry.param.shape, 128)
@@ -271,39 +243,6 @@ class PackedOptimizer(torch.optim.Optimizer):
             else:
                 state["residual"] = PackedResidual.pack(bits, grid, start.to(entry.param.device))
         return state
-
-    def _choose(self, entry: Named, choices: Choices | None = None) -> dict[str, Choice]:
-        """Choose formats for a parameter: those of `choices`, else what its policy says of it alone."""
-        if choices and entry.param in choices:
-            return dict(choices[entry.param])
-        return self._policy(entry.group).choose(self._facts(entry), self._states(entry.group))
-
-    def _facts(self, entry: Named) -> ParameterFacts:
-        prepays = self._prepays(entry.group) and _rounding(entry).keeps_small_changes
-        return ParameterFacts(tuple(entry.param.shape), entry.param.dtype, prepays)
-
-    def _pools(self, groups: Sequence[dict[str, Any]] | None = None) -> list[Pool]:
-        """Return who shares a budget: the parameters that have states or are to have them."""
-        groups = self.param_groups if groups is None else groups
-        members = {
-            entry.param: Member(entry, self._facts(entry), self._states(entry.group), _rounding(entry).residual_bits)
-            for entry in named(groups)
-            if is_adaptive(self._policy(entry.group))
-            and (entry.param.requires_grad or entry.param.grad is not None or self.state.get(entry.param))
-        }
-        return pools(groups, members)
-
-    def _start_choices(self, groups: Sequence[dict[str, Any]]) -> Choices:
-        """Choose formats for all parameters of adaptive policies, as if nothing was known."""
-        return {param: choices for pool in self._pools(groups) for param, choices in start(pool).items()}
-
-    def _check_budgets(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Raise `BudgetError` if the limit of an adaptive policy cannot be kept."""
-        self._start_choices(groups)
-
-    def _fit(self) -> None:
-        for pool in self._pools():
-            fit(pool, self.state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` returned, or the state dict of the torch optimizer of this name.
@@ -351,55 +290,6 @@ class PackedOptimizer(torch.optim.Optimizer):
         """
         return presentation.export_all(self.param_groups, self.state)
 
-    def ledger(self) -> Ledger:
-        """Return what every state of every parameter costs now, in bytes and bits."""
-        return Ledger(list(self._rows()))
-
-    def decisions(self) -> tuple[Decision, ...]:
-        """Return the last decision of each adaptive policy: what was measured, changed, and why.
-
-        Empty before the first decision, after a load, and for policies that are not adaptive.
-        """
-        return tuple(self._controller.decisions.values())
-
-    @torch.no_grad()
-    def set_policy(self, policy: Policy | str, group: int | None = None) -> None:
-        """Change the policy; states get its formats at once, those in fp32 included.
-
-        Args:
-            policy: A policy or its name, as for the constructor.
-            group: Index of the parameter group that gets it for itself; None for all groups, which
-                share a budget.
-
-        Raises:
-            ValueError: The policy does not fit, or its budget is too small; nothing was changed.
-        """
-        wanted = parse(policy)
-        chosen = self.param_groups if group is None else [self.param_groups[group]]
-        groups = [dict(g) for g in self.param_groups]
-        for old, new in zip(self.param_groups, groups, strict=True):
-            if any(old is g for g in chosen):
-                config = read_group(old[GROUP_KEY])
-                new[GROUP_KEY] = GroupConfig(wanted, config.master_bits, config.seed, group is None).dump()
-        self._validate(groups)
-        choices = self._start_choices(groups)
-        for old, new in zip(self.param_groups, groups, strict=True):
-            old[GROUP_KEY] = new[GROUP_KEY]
-        for entry in named(chosen):
-            if self.state.get(entry.param):
-                state = self.state[entry.param]
-                state.pop(CONTROL, None)
-                refit(entry.param, state, self._choose(entry, choices), keep=is_adaptive(wanted))
-                self._with_control(entry, state)
-        self._controller = Controller()
-        self._fit()
-
-    def _rows(self) -> Iterator[Row]:
-        for entry in named(self.param_groups):
-            if entry.param in self.state:
-                reasons = {name: choice.reason for name, choice in self._choose(entry).items()}
-                yield from rows_of(entry.name, entry.param, self.state[entry.param], reasons)
-
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
@@ -416,10 +306,6 @@ class PackedOptimizer(torch.optim.Optimizer):
                 group.setdefault(key, value)
         if is_new:
             self.register_state_dict_post_hook(_present)
-
-
-def _rounding(entry: Named) -> WeightRounding:
-    return WeightRounding.of(entry.name, entry.param.dtype, read_group(entry.group[GROUP_KEY]).master_bits)
 
 
 def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:

@@ -139,10 +139,12 @@ class Hull:
         )
         here = torch.zeros(states, dtype=torch.int64)
         columns = torch.arange(width)
+        # The columns that only pad a row cost what the one before them does.
+        real = torch.diff(table.bytes, dim=1, prepend=table.bytes[:, :1] - 1) > 0
         for _ in range(width - 1):
             steps = table.bytes - table.bytes.gather(1, here[:, None])
             saved = table.damage.gather(1, here[:, None]) - table.damage
-            price = torch.where((columns > here[:, None]) & (steps > 0), saved / steps.clamp(min=1), -1.0)
+            price = torch.where(real & (columns > here[:, None]), saved / steps.clamp(min=1), -1.0)
             best = price.amax(1)
             following = torch.where(price == best[:, None], columns, -1).amax(1)
             moves = best > 0
