@@ -5,6 +5,7 @@ from stquant.errors import BackendError, CheckpointError, FormatError, StquantEr
 from stquant.optim.adamw import Adam, AdamW
 from stquant.optim.lion import Lion
 from stquant.optim.masters import cast_model, export_fp32
+from stquant.optim.release import release_gradients
 from stquant.optim.sgd import SGD
 from stquant.policy.policies import Fixed, Policy
 
@@ -24,4 +25,5 @@ __all__ = [
     "cast_model",
     "export_fp32",
     "formats",
+    "release_gradients",
 ]

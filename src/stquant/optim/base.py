@@ -58,6 +58,9 @@ class PackedOptimizer(torch.optim.Optimizer):
     OPERATION: ClassVar[str]
     """Name of the kernel that takes a step."""
 
+    _finish_backward: Callable[[], None] | None = None
+    """Set by gradient release; `step` calls it before it uses the gradients that are left."""
+
     def __init__(
         self,
         params: Any,
@@ -159,7 +162,10 @@ class PackedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
+        for entry in named(self.param_groups):
+            check_gradient(entry)
+        if self._finish_backward is not None:
+            self._finish_backward()
         self.init_state()
         self._update([entry for entry in named(self.param_groups) if entry.param.grad is not None])
         self._decide()
@@ -183,15 +189,6 @@ class PackedOptimizer(torch.optim.Optimizer):
         """Let adaptive policies plan and carry out what this step has measured."""
         if self._controller.measured:
             self._controller.decide(self._pools(), self.state)
-
-    def _check_gradients(self) -> None:
-        for entry in named(self.param_groups):
-            grad = entry.param.grad
-            if grad is not None and grad.layout is not torch.strided:
-                raise RuntimeError(
-                    f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
-                    "use for example nn.Embedding(sparse=False)"
-                )
 
     def _item(self, entry: Named) -> Item:
         state = self.state[entry.param]
@@ -416,6 +413,16 @@ class PackedOptimizer(torch.optim.Optimizer):
                 group.setdefault(key, value)
         if is_new:
             self.register_state_dict_post_hook(_present)
+
+
+def check_gradient(entry: Named) -> None:
+    """Raise `RuntimeError` if a parameter has a gradient that no kernel takes."""
+    grad = entry.param.grad
+    if grad is not None and grad.layout is not torch.strided:
+        raise RuntimeError(
+            f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
+            "use for example nn.Embedding(sparse=False)"
+        )
 
 
 def _rounding(entry: Named) -> WeightRounding:
