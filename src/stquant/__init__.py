@@ -8,6 +8,7 @@ from stquant.optim.masters import cast_model, export_fp32
 from stquant.optim.release import release_gradients
 from stquant.optim.sgd import SGD
 from stquant.policy.policies import Fixed, Policy
+from stquant.report import memory
 
 __version__ = "0.1.0"
 
@@ -25,5 +26,6 @@ __all__ = [
     "cast_model",
     "export_fp32",
     "formats",
+    "memory",
     "release_gradients",
 ]
