@@ -61,6 +61,9 @@ class PackedOptimizer(torch.optim.Optimizer):
     _finish_backward: Callable[[], None] | None = None
     """Set by gradient release; `step` calls it before it uses the gradients that are left."""
 
+    _packs_files = False
+    """Whether the `state_dict()` that is being made is a packed one."""
+
     def __init__(
         self,
         params: Any,
@@ -302,8 +305,31 @@ class PackedOptimizer(torch.optim.Optimizer):
         for pool in self._pools():
             fit(pool, self.state)
 
+    def state_dict(self, *, packed: bool = False) -> dict[str, Any]:
+        """Return a snapshot that `load_state_dict` continues from bit for bit.
+
+        Args:
+            packed: Keep codes and residuals packed: the smallest file for `torch.save`. Loaders
+                that fill the tensors of a fresh optimizer (`torch.distributed.checkpoint`) need
+                the default form, whose shapes do not depend on the bits.
+
+        Raises:
+            ValueError: `packed` was asked for, and a parameter is sharded.
+        """
+        for entry in named(self.param_groups):
+            if packed and hasattr(entry.param, "device_mesh"):
+                raise ValueError(
+                    f"parameter {entry.name!r} is a DTensor, and a packed file holds whole tensors only; "
+                    "save state_dict() with torch.distributed.checkpoint"
+                )
+        self._packs_files = packed
+        try:
+            return super().state_dict()
+        finally:
+            self._packs_files = False
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict()` returned, or the state dict of the torch optimizer of this name.
+        """Load what `state_dict()` returned, packed or not, or the state dict of the torch optimizer of this name.
 
         Continuing after a load gives the same bits as not stopping. Formats, policy and seed of
         the file win over those of this optimizer, as its learning rate does; plain fp32 states of
@@ -431,4 +457,5 @@ def _rounding(entry: Named) -> WeightRounding:
 
 def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:
     """Replace live states by what a file may hold; the first of the post hooks, so others see that."""
-    result["state"] = {key: presentation.present(value) for key, value in result["state"].items()}
+    packed = optimizer._packs_files if isinstance(optimizer, PackedOptimizer) else False
+    result["state"] = {key: presentation.present(value, packed) for key, value in result["state"].items()}
