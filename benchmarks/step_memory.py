@@ -9,7 +9,6 @@ Run: python benchmarks/step_memory.py
 import gc
 import io
 import itertools
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from stquant.report.memory import tensors_of
 
 TARGET = Path(__file__).parent / "results" / "step_memory.json"
 STEPS = 3
-TOKENS = 128
+TOKENS = 32
 
 ROWS: dict[str, tuple[torch.dtype, dict[str, Any] | None, bool]] = {
     "torch AdamW, fp32": (torch.float32, None, False),
@@ -32,7 +31,6 @@ ROWS: dict[str, tuple[torch.dtype, dict[str, Any] | None, bool]] = {
     "default, 8-bit residual, release": (torch.bfloat16, {}, True),
     "default, 4-bit residual": (torch.bfloat16, {"master_bits": 4}, False),
     "default, 4-bit residual, release": (torch.bfloat16, {"master_bits": 4}, True),
-    '`"flash8"`, 8-bit residual, release': (torch.bfloat16, {"policy": "flash8"}, True),
 }
 CHECKPOINTS = ("torch AdamW, fp32", "default, 8-bit residual", "default, 4-bit residual")
 
@@ -111,7 +109,6 @@ def checkpoints(name: str, model: Any, optimizer: Any) -> list[dict[str, Any]]:
             "loads_bit_for_bit": loads(name, file, model, optimizer),
         }
         row["optimizer_bytes"] = size_of(optimizer.state_dict(**options))
-        row["zlib_bytes"] = sum(map(len, compressed(file)))
         rows.append(row)
     return rows
 
@@ -120,14 +117,6 @@ def size_of(value: Any) -> int:
     file = io.BytesIO()
     torch.save(value, file)
     return file.tell()
-
-
-def compressed(file: io.BytesIO) -> Any:
-    squeeze = zlib.compressobj(level=1)
-    file.seek(0)
-    while part := file.read(2**24):
-        yield squeeze.compress(part)
-    yield squeeze.flush()
 
 
 def loads(name: str, file: io.BytesIO, model: Any, optimizer: Any) -> bool:
