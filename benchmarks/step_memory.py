@@ -25,23 +25,26 @@ TARGET = Path(__file__).parent / "results" / "step_memory.json"
 STEPS = 3
 TOKENS = 32
 
-ROWS: dict[str, tuple[torch.dtype, dict[str, Any] | None, bool]] = {
+POLICY = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
+"""The demo's 2+1."""
+
+ROWS: dict[str, tuple[torch.dtype, int | None, bool]] = {
     "torch AdamW, fp32": (torch.float32, None, False),
-    "default, 8-bit residual": (torch.bfloat16, {}, False),
-    "default, 8-bit residual, release": (torch.bfloat16, {}, True),
-    "default, 4-bit residual": (torch.bfloat16, {"master_bits": 4}, False),
-    "default, 4-bit residual, release": (torch.bfloat16, {"master_bits": 4}, True),
+    "2+1, bf16, 8-bit residual": (torch.bfloat16, 8, False),
+    "2+1, bf16, 8-bit residual, release": (torch.bfloat16, 8, True),
+    "2+1, bf16, 4-bit residual": (torch.bfloat16, 4, False),
+    "2+1, bf16, 4-bit residual, release": (torch.bfloat16, 4, True),
 }
-CHECKPOINTS = ("torch AdamW, fp32", "default, 8-bit residual", "default, 4-bit residual")
+CHECKPOINTS = ("torch AdamW, fp32", "2+1, bf16, 8-bit residual", "2+1, bf16, 4-bit residual")
 
 
-def build(dtype: torch.dtype, options: dict[str, Any] | None) -> tuple[Any, Any]:
+def build(dtype: torch.dtype, master_bits: int | None) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).to(dtype)
     model.loss_type = "ForCausalLM"
-    if options is None:
+    if master_bits is None:
         return model, torch.optim.AdamW(model.named_parameters(), lr=1e-4)
-    return model, stquant.AdamW(model.named_parameters(), lr=1e-4, **options)
+    return model, stquant.AdamW(model.named_parameters(), lr=1e-4, policy=POLICY, master_bits=master_bits)
 
 
 def take_step(model: Any, optimizer: Any, number: int) -> float:
@@ -69,8 +72,8 @@ def backward_alone(model: Any, optimizer: Any, number: int) -> int:
 
 
 def measure(name: str) -> tuple[dict[str, Any], Any, Any]:
-    dtype, options, released = ROWS[name]
-    model, optimizer = build(dtype, options)
+    dtype, master_bits, released = ROWS[name]
+    model, optimizer = build(dtype, master_bits)
     if released:
         stquant.release_gradients(model, optimizer)
     with stquant.memory.peak(model, optimizer) as first:
@@ -89,7 +92,7 @@ def measure(name: str) -> tuple[dict[str, Any], Any, Any]:
         "two_largest_gradients_bytes": sum(sizes[:2]),
         "backward_allocates_at_most_bytes": backward_alone(model, optimizer, STEPS),
         "losses": losses,
-        "true_bits": 32.0 if options is None else optimizer.ledger().bits,
+        "true_bits": 32.0 if master_bits is None else optimizer.ledger().bits,
     }
     return row, model, optimizer
 
