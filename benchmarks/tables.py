@@ -99,6 +99,36 @@ def bytes_per_parameter() -> str:
     return table(["bytes per parameter", "weights", "residual", "states", "sum", "bits per state element"], rows)
 
 
+def step_memory() -> str:
+    """What steps of GPT-2 124M hold at most."""
+    rows = []
+    for row in load("step_memory")["rows"]:
+        kept, count = row["live_bytes"], row["parameters"]
+        parts = [kept["weights"], kept["residuals"], kept["states"], sum(kept.values()), row["peak_gradient_bytes"]]
+        parts += [row["peak_total_bytes"], row["backward_allocates_at_most_bytes"]]
+        rows.append([row["run"], *(f"{part / count:.2f}" for part in parts)])
+    kinds = ["weights", "residual", "states", "sum", "peak of gradients", "peak of all four", "backward allocates"]
+    return table(["bytes per parameter", *kinds], rows)
+
+
+def checkpoint_size() -> str:
+    """Files of GPT-2 124M against those of fp32 AdamW."""
+    files = load("step_memory")["checkpoints"]
+    full = files[0]["bytes"]
+    rows = [
+        [
+            f"{file['run']}, {file['form']} form",
+            f"{file['bytes']:,}",
+            f"{file['bytes'] / full:.1%}",
+            f"{file['optimizer_bytes'] / files[0]['optimizer_bytes']:.1%}",
+            "yes" if file["loads_bit_for_bit"] else "no",
+        ]
+        for file in files
+    ]
+    head = ["weights and optimizer", "bytes", "of fp32", "optimizer alone", "loads bit for bit"]
+    return table(head, rows)
+
+
 def demo() -> str:
     """The side-by-side comparison."""
     rows = [
@@ -121,6 +151,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "formats-recipes": recipes,
     "recipe-policies": recipe_policies,
     "bytes-per-parameter": bytes_per_parameter,
+    "step-memory": step_memory,
+    "checkpoint-size": checkpoint_size,
     "demo": demo,
 }
 

@@ -5,9 +5,11 @@ from stquant.errors import BackendError, BudgetError, CheckpointError, FormatErr
 from stquant.optim.adamw import Adam, AdamW
 from stquant.optim.lion import Lion
 from stquant.optim.masters import cast_model, export_fp32
+from stquant.optim.release import release_gradients
 from stquant.optim.sgd import SGD
 from stquant.policy.budget import Budget, Tolerance
 from stquant.policy.policies import Fixed, Policy
+from stquant.report import memory
 
 __version__ = "0.1.0"
 
@@ -28,4 +30,6 @@ __all__ = [
     "cast_model",
     "export_fp32",
     "formats",
+    "memory",
+    "release_gradients",
 ]

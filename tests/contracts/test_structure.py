@@ -17,6 +17,7 @@ SOURCE = Path(stquant.__file__).parent
 def test_the_public_names_are_these() -> None:
     assert set(stquant.__all__) == {
         *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Policy", "cast_model", "export_fp32", "formats"),
+        *("memory", "release_gradients"),
         *("StquantError", "BackendError", "CheckpointError", "FormatError"),
     }
     for exported in stquant.__all__:

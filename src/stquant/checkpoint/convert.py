@@ -183,10 +183,13 @@ def _shape(name: str, state: Mapping[str, Any], shapes: Shapes | None) -> tuple[
             "only states of Adam and AdamW convert"
         )
     value = state["exp_avg"]
-    found = value["codes"] if isinstance(value, Mapping) else getattr(value, "codes", value)
-    if not isinstance(found, Tensor):
-        raise CheckpointError(f"parameter {name!r}: exp_avg is {type(found).__name__}, expected a tensor")
-    shape = tuple(found.shape)
+    if isinstance(value, Mapping) and "packed" in value:
+        shape = tuple(value.get("shape", ()))
+    else:
+        found = value["codes"] if isinstance(value, Mapping) else getattr(value, "codes", value)
+        if not isinstance(found, Tensor):
+            raise CheckpointError(f"parameter {name!r}: exp_avg is {type(found).__name__}, expected a tensor")
+        shape = tuple(found.shape)
     if shapes is not None and tuple(shapes.get(name, ())) != shape:
         expected = tuple(shapes[name]) if name in shapes else "no such parameter"
         raise CheckpointError(f"parameter {name!r} has states of shape {shape}, the model checkpoint has {expected}")

@@ -2,7 +2,8 @@
 
 A presented state consists of tensors, numbers and dicts only, and its shapes do not depend on the
 bit-width: codes are one uint8 per element in the parameter's shape, residuals one int16. A fresh
-optimizer that starts at other widths can therefore receive any file, whoever loads it.
+optimizer that starts at other widths can therefore receive any file, whoever loads it. The packed
+form, for plain files, replaces these by the bytes of the live state and the parameter's shape.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from stquant.codecs import catalog
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Family, Format, Octaves
+from stquant.codecs.packing import packed_bytes
 from stquant.errors import CheckpointError, FormatError
 from stquant.policy import policies
 from stquant.policy.policies import Policy
@@ -156,6 +158,14 @@ class Reader:
             if format.family is Family.SOFTSIGN and top == 255:
                 raise self.fail(f"{where}.codes holds 255, which {format.name!r} never writes")
         return codes
+
+    def packed(self, where: str, state: Mapping[str, Any], bits: int, grid: Grid) -> Tensor:
+        """Return packed codes of a parameter of this shape."""
+        shape = self.part(where, state, "shape")
+        if not isinstance(shape, list | tuple) or tuple(shape) != tuple(self.shape):
+            raise self.fail(f"{where}.shape is {shape!r}, expected {list(self.shape)}")
+        size = (grid.rows, packed_bytes(grid.row, bits))
+        return self.tensor(f"{where}.packed", self.part(where, state, "packed"), torch.uint8, size)
 
     def scales(self, where: str, state: Mapping[str, Any], format: Format, grid: Grid) -> Tensor:
         """Return scales of the right sign, all finite."""

@@ -16,18 +16,23 @@ from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 
 
-def present(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a snapshot of one parameter's live state, as tensors, numbers and dicts.
+def present(state: Mapping[str, Any], packed: bool = False) -> dict[str, Any]:
+    """Return a snapshot of one parameter's live state, as tensors, numbers, lists and dicts.
 
     The keys are those of the live state; nothing shares memory with it.
+
+    Args:
+        state: The live state.
+        packed: Keep codes and residuals packed; else they get the parameter's shape, whatever
+            their bits.
     """
-    return {name: _present(value) for name, value in state.items()}
+    return {name: _present(value, packed) for name, value in state.items()}
 
 
-def _present(value: Any) -> Any:
+def _present(value: Any, packed: bool) -> Any:
     if isinstance(value, PackedState):
         return {
-            "codes": value.unpack(),
+            **(_present_packed(value) if packed else {"codes": value.unpack()}),
             "scales": value.scales.reshape(*value.grid.scale_shape, *value.format.scale_parts).clone(),
             "format": value.format.number,
             "block": value.format.block,
@@ -35,8 +40,13 @@ def _present(value: Any) -> Any:
             "log2_step": value.octaves.log2_step,
         }
     if isinstance(value, PackedResidual):
-        return {"values": value.unpack(), "bits": value.bits, "block": value.grid.block}
+        codes = _present_packed(value) if packed else {"values": value.unpack()}
+        return {**codes, "bits": value.bits, "block": value.grid.block}
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def _present_packed(value: PackedState | PackedResidual) -> dict[str, Any]:
+    return {"packed": value.codes.clone(), "shape": list(value.grid.shape)}
 
 
 def absorb(
@@ -92,8 +102,11 @@ def _absorb_state(
         format = reader.format(where, value, signed)
         grid = Grid.of(param.shape, format.block)
         octaves = reader.octaves(where, value, format)
-        codes = reader.codes(where, value, format).to(param.device)
         scales = reader.scales(where, value, format, grid).to(param.device)
+        if "packed" in value:
+            packed = reader.packed(where, value, format.bits, grid).to(param.device)
+            value = {"codes": PackedState(format, grid, octaves, packed, scales).unpack()}
+        codes = reader.codes(where, value, format).to(param.device)
         return PackedState.pack(format, grid, octaves, codes, scales)
     plain = reader.tensor(where, value, None, tuple(param.shape)).to(param.device)
     if choice is not None and choice.format.packed:
@@ -118,10 +131,14 @@ def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidua
             f"the file holds a {bits}-bit residual of a bfloat16 parameter, the parameter is {param.dtype}; "
             "load the file into bfloat16 parameters"
         )
+    grid = Grid.of(param.shape, block)
+    if "packed" in value:
+        packed = reader.packed("residual", value, bits, grid).to(param.device)
+        value = {"values": PackedResidual(bits, grid, packed).unpack()}
     values = reader.tensor("residual.values", reader.part("residual", value, "values"), torch.int16, tuple(param.shape))
     if values.numel() and bool((values & ((1 << (16 - bits)) - 1)).any()):
         raise reader.fail(f"residual.values are not multiples of {1 << (16 - bits)}, as {bits} bits need")
-    return PackedResidual.pack(bits, Grid.of(param.shape, block), values.to(param.device))
+    return PackedResidual.pack(bits, grid, values.to(param.device))
 
 
 def plain_state(param: Tensor) -> Tensor:

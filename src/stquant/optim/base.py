@@ -48,6 +48,12 @@ class PackedOptimizer(PolicyDriven):
     OPERATION: ClassVar[str]
     """Name of the kernel that takes a step."""
 
+    _finish_backward: Callable[[], None] | None = None
+    """Set by gradient release; `step` calls it before it uses the gradients that are left."""
+
+    _packs_files = False
+    """Whether the `state_dict()` that is being made is a packed one."""
+
     def __init__(
         self,
         params: Any,
@@ -138,7 +144,10 @@ class PackedOptimizer(PolicyDriven):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
+        for entry in named(self.param_groups):
+            check_gradient(entry)
+        if self._finish_backward is not None:
+            self._finish_backward()
         self.init_state()
         self._update([entry for entry in named(self.param_groups) if entry.param.grad is not None])
         self._decide()
@@ -162,15 +171,6 @@ class PackedOptimizer(PolicyDriven):
         """Let adaptive policies plan and carry out what this step has measured."""
         if self._controller.measured:
             self._controller.decide(self._pools(with_states=True), self.state)
-
-    def _check_gradients(self) -> None:
-        for entry in named(self.param_groups):
-            grad = entry.param.grad
-            if grad is not None and grad.layout is not torch.strided:
-                raise RuntimeError(
-                    f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
-                    "use for example nn.Embedding(sparse=False)"
-                )
 
     def _item(self, entry: Named) -> Item:
         state = self.state[entry.param]
@@ -244,8 +244,31 @@ class PackedOptimizer(PolicyDriven):
                 state["residual"] = PackedResidual.pack(bits, grid, start.to(entry.param.device))
         return state
 
+    def state_dict(self, *, packed: bool = False) -> dict[str, Any]:
+        """Return a snapshot that `load_state_dict` continues from bit for bit.
+
+        Args:
+            packed: Keep codes and residuals packed: the smallest file for `torch.save`. Loaders
+                that fill the tensors of a fresh optimizer (`torch.distributed.checkpoint`) need
+                the default form, whose shapes do not depend on the bits.
+
+        Raises:
+            ValueError: `packed` was asked for, and a parameter is sharded.
+        """
+        for entry in named(self.param_groups):
+            if packed and hasattr(entry.param, "device_mesh"):
+                raise ValueError(
+                    f"parameter {entry.name!r} is a DTensor, and a packed file holds whole tensors only; "
+                    "save state_dict() with torch.distributed.checkpoint"
+                )
+        self._packs_files = packed
+        try:
+            return super().state_dict()
+        finally:
+            self._packs_files = False
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict()` returned, or the state dict of the torch optimizer of this name.
+        """Load what `state_dict()` returned, packed or not, or the state dict of the torch optimizer of this name.
 
         Continuing after a load gives the same bits as not stopping. Formats, policy and seed of
         the file win over those of this optimizer, as its learning rate does; plain fp32 states of
@@ -308,6 +331,17 @@ class PackedOptimizer(PolicyDriven):
             self.register_state_dict_post_hook(_present)
 
 
+def check_gradient(entry: Named) -> None:
+    """Raise `RuntimeError` if a parameter has a gradient that no kernel takes."""
+    grad = entry.param.grad
+    if grad is not None and grad.layout is not torch.strided:
+        raise RuntimeError(
+            f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
+            "use for example nn.Embedding(sparse=False)"
+        )
+
+
 def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:
     """Replace live states by what a file may hold; the first of the post hooks, so others see that."""
-    result["state"] = {key: presentation.present(value) for key, value in result["state"].items()}
+    packed = optimizer._packs_files if isinstance(optimizer, PackedOptimizer) else False
+    result["state"] = {key: presentation.present(value, packed) for key, value in result["state"].items()}
