@@ -306,6 +306,7 @@ def test_options_show_in_repr(make: Make) -> None:
     optimizer = make(network().parameters())
     assert repr(optimizer).startswith(type(optimizer).__name__ + " (\nParameter Group 0\n")
     assert "weight_decay" in repr(optimizer)
+    assert max(map(len, repr(optimizer).splitlines())) < 100
 
 
 def test_closures_may_run_the_model_again(make: Make) -> None:

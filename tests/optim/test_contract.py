@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import stquant
+from stquant.kernels import cpu
 from tests.cases import PLAIN_SHAPES, name
 from tests.cases import SHAPES as PACKED_SHAPES
 from tests.optim.helpers import POLICIES, gradients, parameters, run, same, snapshot
+
+compiled = pytest.mark.skipif(cpu.REASON is not None, reason="the compiled kernels are not installed")
 
 
 @pytest.mark.parametrize("cls", ["AdamW", "Adam", "SGD"])
@@ -33,7 +36,7 @@ def test_signatures_extend_those_of_torch(cls: str) -> None:
         ({"betas": (0.9, -0.1)}, "betas"),
         ({"lr": float("nan")}, "lr=nan is out of range"),
         ({"foreach": True}, "foreach=True is not supported"),
-        ({"fused": True}, "fused=True is not supported"),
+        ({"fused": True, "backend": "reference"}, "no compiled kernel serves it .backend='reference' is plain torch"),
         ({"capturable": True}, "capturable=True is not supported"),
         ({"differentiable": True}, "differentiable=True is not supported"),
         ({"amsgrad": True}, "amsgrad=True needs policy='fp32'"),
@@ -80,13 +83,57 @@ def test_what_frameworks_pass_explicitly_is_taken(options: dict[str, Any]) -> No
     stquant.AdamW(parameters(), **options)
 
 
+@compiled
+@pytest.mark.parametrize("cls", [stquant.AdamW, stquant.Adam, stquant.SGD, stquant.Lion])
+def test_fused_is_taken_where_compiled_kernels_serve(cls: Any) -> None:
+    outcomes = []
+    for fused in (True, None):
+        params = parameters()
+        optimizer = cls(params, lr=1e-2, fused=fused)
+        run(optimizer, params, gradients(params, 2))
+        outcomes.append(snapshot(optimizer, params))
+    assert same(*outcomes)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"params": [torch.nn.Parameter(torch.zeros(64, 128, device="meta"))]}, "a tensor is on meta"),
+        (lambda: {"params": parameters(dtype=torch.float64)}, "a tensor is torch.float64"),
+        (lambda: {"params": [torch.nn.Parameter(torch.zeros(128, 64).t())]}, "a tensor is not contiguous"),
+        (lambda: {"params": parameters([(64, 256)]), "policy": "bnb8"}, "'dynamic8' is that of a published recipe"),
+        (lambda: {"params": parameters([(64, 4096)]), "policy": stquant.Fixed(4, block=2048)}, "blocks of more than"),
+    ],
+)
+def test_fused_raises_where_the_reference_would_serve(make: Any, message: str) -> None:
+    stquant.AdamW([make()])
+    with pytest.raises(ValueError, match=f"fused=True is not supported for parameter 'group 0 / 0'.*{message}"):
+        stquant.AdamW([make()], fused=True)
+
+
+def test_how_steps_are_computed_is_not_read_from_a_file() -> None:
+    params = parameters()
+    theirs = torch.optim.AdamW(params, fused=True, capturable=False)
+    run(theirs, params, gradients(params, 1))
+    ours = stquant.AdamW(params, backend="reference")
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["fused"] is None
+
+
 def test_a_refused_group_is_not_added() -> None:
     params = parameters([(64, 128), (40, 160)])
     optimizer = stquant.AdamW(params[:1])
-    for group in ({"params": params[1:], "lr": -1.0}, {"params": params[1:], "policy": stquant.Fixed(7)}):
+    for group in (
+        {"params": params[1:], "lr": -1.0},
+        {"params": params[1:], "policy": stquant.Fixed(7)},
+        {"params": params[1:], "policy": stquant.Fixed(4), "master_bits": 9},
+    ):
+        given = dict(group)
         with pytest.raises(ValueError, match="is"):
             optimizer.add_param_group(group)
         assert len(optimizer.param_groups) == 1
+        assert group.get("policy") == given.get("policy")
     optimizer.add_param_group({"params": params[1:], "policy": stquant.Fixed(4), "lr": 0.5})
     optimizer.init_state()
     assert optimizer.state[params[1]]["exp_avg"].format.name == "mulaw4"

@@ -43,6 +43,9 @@ class GroupConfig:
     master_bits: int | str | None
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.policy}, master_bits={self.master_bits!r}, seed={self.seed}"
+
     def dump(self) -> str:
         """Return the JSON string that stands in the group."""
         return json.dumps(
