@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import stquant
+from stquant.codecs import catalog
 from stquant.kernels import cpu
 from tests.cases import PLAIN_SHAPES, name
 from tests.cases import SHAPES as PACKED_SHAPES
@@ -149,6 +150,29 @@ def test_a_refused_group_is_not_added() -> None:
     optimizer.init_state()
     assert optimizer.state[params[1]]["exp_avg"].format.name == "mulaw4"
     assert optimizer.state[params[0]]["exp_avg"].format.name == "dynamic2"
+
+
+def test_groups_choose_policy_and_residual_for_themselves() -> None:
+    params = parameters([(64, 128)] * 3, torch.bfloat16)
+    groups = [
+        {"params": params[:1], "policy": "fp32", "master_bits": 4},
+        {"params": params[1:2], "policy": stquant.Fixed(8), "lr": 0.5},
+        {"params": params[2:], "master_bits": 0},
+    ]
+    first = stquant.AdamW(groups, lr=1e-2, policy=stquant.Fixed(4), seed=3)
+    again = stquant.AdamW(groups, lr=1e-2, policy="fp32")
+    for optimizer, default in ((first, "mulaw4"), (again, None)):
+        optimizer.init_state()
+        states = [optimizer.state[p] for p in params]
+        assert isinstance(states[0]["exp_avg"], torch.Tensor)
+        assert states[0]["residual"].bits == 4
+        assert states[1]["exp_avg"].format.name == "mulaw8"
+        assert states[1]["residual"].bits == 8
+        assert getattr(states[2]["exp_avg"], "format", catalog.FLOAT32).name == (default or "fp32")
+        assert "residual" not in states[2]
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 0.5, 1e-2]
+        assert not any(group.keys() & {"policy", "master_bits"} for group in optimizer.param_groups)
+    assert '"seed": 3' in first.param_groups[0]["stquant"]
 
 
 def test_sparse_gradients_raise_before_anything_changes() -> None:
