@@ -1,54 +1,165 @@
-"""bf16 weights with residuals, SGD and Lion, each against its fp32 self on both workloads.
+"""bf16 weights with residuals, SGD and Lion, each against its yardstick on both workloads.
 
-Writes results/variants.json. Run: python benchmarks/variants.py
+Every run of a seed starts from the same weights and sees the same data. The bf16 rows keep weights
+and gradients in bf16 and compute in fp32, which isolates the weights and is fast on processors
+without bf16 arithmetic; the row "bf16 throughout" computes in bf16, too. Results are written after
+each run, and runs that the file already has are not repeated.
+
+Writes results/variants.json. Run: python benchmarks/variants.py [--seeds 21 22] [--workers 2]
 """
 
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from stquant.jobs.contenders import contender
 from stquant.jobs.demo import seed_spread
-from stquant.jobs.parallel import Job, run_all
+from stquant.jobs.training import Run
 from stquant.jobs.workloads import WORKLOADS
 from stquant.report import record
 
-SEED = 21
-"""Not the demo's; one seed, so a gap has the noise of about one seed spread."""
+SEEDS = (21, 22)
+"""Not the demo's."""
 
 TARGET = Path(__file__).parent / "results" / "variants.json"
 
 
-def half(bits: int) -> dict[str, object]:
-    """Options of a run with bf16 weights."""
-    return {"optimizer": "2+1", "dtype": "bfloat16", "master_bits": bits}
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One way to train.
+
+    Attributes:
+        optimizer: What `contender` takes.
+        yardstick: Name of the row that it is compared with; None for a yardstick itself.
+        master_bits: Bits of the residual; None for fp32 weights.
+        arithmetic: Of the model.
+        seeds: How many of the seeds it runs on; 0 for all.
+    """
+
+    optimizer: str
+    yardstick: str | None = None
+    master_bits: int | None = None
+    arithmetic: torch.dtype = torch.float32
+    seeds: int = 0
 
 
-ROWS: dict[str, tuple[dict[str, object], str | None]] = {
-    "torch AdamW, fp32": ({"optimizer": "torch"}, None),
-    "AdamW 2+1, bf16, 8-bit residual": (half(8), "torch AdamW, fp32"),
-    "AdamW 2+1, bf16, 4-bit residual": (half(4), "torch AdamW, fp32"),
-    "AdamW 2+1, bf16, stochastic": (half(0), "torch AdamW, fp32"),
-    "SGD, fp32": ({"optimizer": "sgd:fp32"}, None),
-    "SGD, dynamic2": ({"optimizer": "sgd:dynamic2"}, "SGD, fp32"),
-    "SGD, mulaw4": ({"optimizer": "sgd:mulaw4"}, "SGD, fp32"),
-    "Lion, fp32": ({"optimizer": "lion:fp32"}, None),
-    "Lion, dynamic3-plain": ({"optimizer": "lion:dynamic3-plain"}, "Lion, fp32"),
-    "Lion, mulaw4": ({"optimizer": "lion:mulaw4"}, "Lion, fp32"),
-    "Lion, mulaw8": ({"optimizer": "lion:mulaw8"}, "Lion, fp32"),
+ADAMW, ADAMW_21 = "torch AdamW, fp32", "AdamW 2+1, fp32"
+ROWS = {
+    ADAMW: Row("torch"),
+    ADAMW_21: Row("2+1", ADAMW),
+    "AdamW with fp32 states, bf16, 8-bit residual": Row("fp32", ADAMW, 8),
+    "AdamW 2+1, bf16, 8-bit residual": Row("2+1", ADAMW_21, 8),
+    "Lion, fp32": Row("lion:fp32"),
+    "Lion, mulaw4": Row("lion:mulaw4", "Lion, fp32"),
+    "SGD, fp32": Row("sgd:fp32"),
+    "SGD, dynamic2": Row("sgd:dynamic2", "SGD, fp32"),
+    "Lion, dynamic3-plain": Row("lion:dynamic3-plain", "Lion, fp32"),
+    "Lion, mulaw5": Row("lion:mulaw5", "Lion, fp32"),
+    "Lion, mulaw8": Row("lion:mulaw8", "Lion, fp32"),
+    "AdamW 2+1, bf16, 4-bit residual": Row("2+1", ADAMW_21, 4),
+    "AdamW 2+1, bf16, stochastic": Row("2+1", ADAMW_21, 0),
+    "SGD, dynamic3": Row("sgd:dynamic3", "SGD, fp32"),
+    "SGD, mulaw4": Row("sgd:mulaw4", "SGD, fp32"),
+    "AdamW 2+1, bf16 throughout, 8-bit residual": Row("2+1", ADAMW_21, 8, torch.bfloat16, seeds=1),
 }
 
 
-def main() -> None:
-    keys = [(model, name) for model in WORKLOADS for name in ROWS]
-    jobs = [Job(model=model, seed=SEED, **ROWS[name][0]) for model, name in keys]  # type: ignore[arg-type]
-    results = run_all(jobs, lambda job, done, steps, _: done == steps and print(job, flush=True))
-    loss = {key: result["loss"] for key, result in zip(keys, results, strict=True)}
+class ComputeInFloat32(nn.Module):
+    """A model whose parameters have any dtype and whose arithmetic is fp32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: torch.Tensor) -> Any:
+        """Return what the model returns for the batch."""
+        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        widened = {name: _widen(value) for name, value in named}
+        return functional_call(self.model, widened, kwargs={key: _widen(value) for key, value in batch.items()})
+
+
+def _widen(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def train(model: str, name: str, seed: int) -> dict[str, Any]:
+    """Train one row and return what is kept of it."""
+    torch.set_num_threads(1)
+    row, workload = ROWS[name], WORKLOADS[model]
+    dtype, build = torch.float32, workload.build
+    if row.master_bits is not None:
+        dtype = torch.bfloat16
+        if row.arithmetic is torch.float32:
+            workload = dataclasses.replace(workload, build=lambda: ComputeInFloat32(build()))
+    master_bits = "auto" if row.master_bits is None else row.master_bits
+    run = Run(workload, contender(row.optimizer, seed, master_bits), seed, dtype=dtype)
+    for _ in run.train():
+        pass
+    result = run.result()
+    return {"model": model, "run": name, "seed": seed, **{key: result[key] for key in ("loss", "true_bits")}}
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put every row beside its yardstick: mean gap over the seeds that both have."""
+    losses = {(run["model"], run["run"], run["seed"]): run["loss"] for run in runs}
+    bits = {(run["model"], run["run"]): run["true_bits"] for run in runs}
     rows = []
-    for (model, name), result in zip(keys, results, strict=True):
-        yardstick = ROWS[name][1]
-        gap = None if yardstick is None else loss[model, name] - loss[model, yardstick]
-        kept = {key: result[key] for key in ("loss", "state_bytes", "true_bits", "parameters")}
-        rows.append({"model": model, "run": name, "yardstick": yardstick, "gap": gap, **kept})
-    spreads = {model: seed_spread(model) for model in WORKLOADS}
-    record.write(TARGET, {"seed": SEED, "seed_spread": spreads, "rows": rows})
+    for model, name in itertools.product(WORKLOADS, ROWS):
+        found = {seed: loss for (m, n, seed), loss in losses.items() if (m, n) == (model, name)}
+        yardstick = ROWS[name].yardstick
+        pairs = [(loss, losses.get((model, yardstick, seed))) for seed, loss in found.items()]
+        gaps = [loss - other for loss, other in pairs if other is not None]
+        if found:
+            rows.append(
+                {
+                    "model": model,
+                    "run": name,
+                    "yardstick": yardstick,
+                    "seeds": len(found),
+                    "loss": statistics.mean(found.values()),
+                    "gap": statistics.mean(gaps) if gaps else None,
+                    "spread": seed_spread(model),
+                    "true_bits": bits[model, name],
+                }
+            )
+    return rows
+
+
+def wanted(seeds: Iterable[int]) -> list[tuple[str, str, int]]:
+    """Model, row and seed of every run, one seed after the other."""
+    return [
+        (model, name, seed)
+        for place, seed in enumerate(seeds)
+        for name, row in ROWS.items()
+        for model in WORKLOADS
+        if not row.seeds or place < row.seeds
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    runs: list[dict[str, Any]] = json.loads(TARGET.read_text())["runs"] if TARGET.exists() else []
+    done = {(run["model"], run["run"], run["seed"]) for run in runs}
+    with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
+        for future in as_completed(pool.submit(train, *key) for key in wanted(arguments.seeds) if key not in done):
+            runs.append(future.result())
+            record.write(TARGET, {"rows": summary(runs), "runs": runs})
+            print(runs[-1], flush=True)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ CORRUPT = {
     "lost group": (lambda s: s["param_groups"].clear(), r"groups of \[\] parameters"),
     "broken group": (lambda s: s["param_groups"][0].update(stquant="{"), "group key 'stquant' cannot be read"),
     "later schema": (lambda s: s["param_groups"][0].update(stquant='{"version": 2}'), "schema version 2"),
-    "impossible option": (lambda s: s["param_groups"][0].update(capturable=True), "capturable=True is not supported"),
+    "impossible option": (lambda s: s["param_groups"][0].update(amsgrad=True), "amsgrad=True needs policy='fp32'"),
 }
 
 

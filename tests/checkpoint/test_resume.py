@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 
 import stquant
+from stquant.codecs import catalog
 from tests.cases import NON_NEGATIVE, SIGNED, name
 from tests.optim.helpers import POLICIES, SHAPES, gradients, parameters, run, same, snapshot
 
@@ -124,6 +125,24 @@ def test_a_step_count_far_on_continues_far_on() -> None:
         run(resumed, weights, gradients(weights, 1))
     assert same(snapshot(optimizer, params), snapshot(resumed, weights))
     assert resumed.state[weights[0]]["step"] == 1002
+
+
+def test_formats_that_changed_during_training_are_those_of_the_file() -> None:
+    params = parameters()
+    optimizer = stquant.AdamW(params, lr=1e-2)
+    grads = list(gradients(params, 9))
+    run(optimizer, params, grads[:3])
+    for p, widths in zip(params[:2], (("mulaw8", "log3"), ("dynamic3", "log8-stochastic")), strict=True):
+        for key, width in zip(("exp_avg", "exp_avg_sq"), widths, strict=True):
+            optimizer.state[p][key] = optimizer.state[p][key].recode(catalog.get(width))
+    run(optimizer, params, grads[3:5])
+    saved, weights = through_file(optimizer.state_dict()), clone(params)
+    resumed = stquant.AdamW(weights)
+    resumed.load_state_dict(saved)
+    assert resumed.state[weights[1]]["exp_avg"].format.name == "dynamic3"
+    run(optimizer, params, grads[5:])
+    run(resumed, weights, grads[5:])
+    assert same(snapshot(optimizer, params), snapshot(resumed, weights))
 
 
 def test_a_file_of_fp32_parameters_continues_in_bfloat16() -> None:

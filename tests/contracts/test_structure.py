@@ -16,9 +16,21 @@ SOURCE = Path(stquant.__file__).parent
 
 def test_the_public_names_are_these() -> None:
     assert set(stquant.__all__) == {
-        *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Policy", "cast_model", "export_fp32", "formats"),
+        *(
+            "AdamW",
+            "Adam",
+            "SGD",
+            "Lion",
+            "Fixed",
+            "Budget",
+            "Tolerance",
+            "Policy",
+            "cast_model",
+            "export_fp32",
+            "formats",
+        ),
         *("memory", "release_gradients"),
-        *("StquantError", "BackendError", "CheckpointError", "FormatError"),
+        *("StquantError", "BackendError", "BudgetError", "CheckpointError", "FormatError"),
     }
     for exported in stquant.__all__:
         assert getattr(stquant, exported).__doc__

@@ -120,6 +120,17 @@ def test_a_group_with_rate_zero_stands_still(make: Make) -> None:
     assert not torch.equal(before[2], after[2])
 
 
+def test_a_rate_that_a_scheduler_assigned_is_the_one_that_counts(make: Make) -> None:
+    model = network()
+    optimizer = make(model.parameters())
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda step: float(step != 2))
+    for still in (False, False, True, False):
+        before = weights(model)
+        train(model, optimizer, 1)
+        schedule.step()
+        assert equal(before, weights(model)) == still
+
+
 def test_a_tensor_rate_is_read_at_each_step(make: Make) -> None:
     model = network()
     rate = torch.tensor(1e-2)
@@ -306,6 +317,7 @@ def test_options_show_in_repr(make: Make) -> None:
     optimizer = make(network().parameters())
     assert repr(optimizer).startswith(type(optimizer).__name__ + " (\nParameter Group 0\n")
     assert "weight_decay" in repr(optimizer)
+    assert max(map(len, repr(optimizer).splitlines())) < 100
 
 
 def test_closures_may_run_the_model_again(make: Make) -> None:

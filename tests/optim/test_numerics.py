@@ -108,6 +108,32 @@ def test_updates_stay_bounded_when_gradients_jump(policy: stquant.Fixed) -> None
     assert bool(params[0].isfinite().all())
 
 
+@pytest.mark.parametrize("policy", PACKED.values(), ids=PACKED.keys())
+def test_updates_of_small_elements_stay_bounded_when_gradients_stop(policy: stquant.Fixed) -> None:
+    """Far below their block's mean an average takes the lowest level: were that zero, the momentum would explode."""
+    params = parameters([(64, 128)])
+    optimizer = stquant.AdamW(params, lr=1e-3, weight_decay=0.0, policy=policy)
+    sizes = torch.logspace(-4, 0, 128).expand(64, 128)
+    for factor in [1.0] * 10 + [0.0] * 5:
+        before = params[0].detach().clone()
+        run(optimizer, params, [[factor * sizes]])
+        # Prepay moves 3 times lr at the first step (c_1 * (1 - b1) + 1); what v loses adds to that.
+        assert float((params[0].detach() - before).abs().max()) <= 1e-3 * 8
+
+
+@pytest.mark.parametrize("policy", PACKED.values(), ids=PACKED.keys())
+def test_the_average_of_squares_rises_and_decays_as_slowly_as_it_must(policy: stquant.Fixed) -> None:
+    """A step changes it by a thousandth of its size: less than a bf16 scale or a coarse code would notice."""
+    params = parameters([(64, 128)])
+    optimizer = stquant.AdamW(params, lr=1e-3, policy=policy)
+    expected, steps = 0.0, 300
+    for size in (1.0, 0.0):
+        run(optimizer, params, [[torch.full((64, 128), size)]] * steps)
+        expected = expected * 0.999**steps + size * (1 - 0.999**steps)
+        average = optimizer.export_state_dict()["state"][0]["exp_avg_sq"]
+        assert float(average.mean()) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_no_learning_rate_and_no_gradient_is_an_identity(policy: stquant.Fixed | str, dtype: torch.dtype) -> None:

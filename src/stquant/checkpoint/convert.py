@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stquant.checkpoint import foreign
 from stquant.checkpoint.foreign import Borrowed
-from stquant.checkpoint.restore import number_noise
+from stquant.checkpoint.restore import HOW, number_noise
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig
 from stquant.checkpoint.state_dict import absorb, export, present
 from stquant.errors import CheckpointError
@@ -26,8 +26,6 @@ from stquant.storage.master import check_master_bits
 
 _STATES = {"exp_avg": True, "exp_avg_sq": False}
 _WITH_MAXIMUM = {**_STATES, "max_exp_avg_sq": False}
-_HOW = ("foreach", "fused", "capturable", "differentiable")
-"""Keys of torch's groups that say how a step is computed, not what; they stay behind."""
 _BNB_ONLY = ("alpha", "t_alpha", "t_beta3")
 
 Shapes = Mapping[str, Sequence[int]]
@@ -226,7 +224,7 @@ def _parameter(entry: _Entry) -> Tensor:
 def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
     if group.get("alpha") or len(group.get("betas", (0, 0))) != 2:
         raise CheckpointError("the file is one of AdEMAMix (alpha, three betas); only Adam and AdamW convert")
-    kept = {key: value for key, value in group.items() if key not in (*_HOW, *_BNB_ONLY, GROUP_KEY)}
+    kept = {key: value for key, value in group.items() if key not in (*HOW, *_BNB_ONLY, GROUP_KEY)}
     if isinstance(kept.get("lr"), Tensor):
         kept["lr"] = float(kept["lr"])
     return kept

@@ -20,6 +20,9 @@ class Named(NamedTuple):
     group: dict[str, Any]
 
 
+HOW = ("foreach", "fused", "capturable", "differentiable")
+"""Keys of a group that say how a step is computed, not what; those of a file stay behind."""
+
 Absorb = Callable[[Named, Mapping[str, Any], bool], dict[str, Any]]
 """Builds one parameter's live state; the last argument says whether a plain optimizer wrote it."""
 
@@ -35,7 +38,7 @@ def named(groups: Sequence[dict[str, Any]]) -> Iterator[Named]:
 def merge_groups(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the saved groups with the running optimizer's parameters in them.
 
-    Keys that the file lacks keep their running values.
+    Keys that the file lacks keep their running values, and so does how steps are computed.
 
     Raises:
         CheckpointError: The groups differ in number or size.
@@ -47,7 +50,7 @@ def merge_groups(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, 
         )
     merged = []
     for running, new in zip(own, saved, strict=True):
-        group = {key: deepcopy(value) for key, value in new.items() if key != "params"}
+        group = {key: deepcopy(value) for key, value in new.items() if key not in ("params", *HOW)}
         merged.append({**running, **group, "params": running["params"]})
     return merged
 

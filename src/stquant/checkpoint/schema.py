@@ -52,6 +52,9 @@ class GroupConfig:
     shared: bool = True
     averages: tuple[float, float] = (0.0, 0.0)
 
+    def __str__(self) -> str:
+        return f"{self.policy}, master_bits={self.master_bits!r}, seed={self.seed}"
+
     def dump(self) -> str:
         """Return the JSON string that stands in the group."""
         data = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from stquant.codecs.format import Format
 from stquant.errors import BackendError
 from stquant.kernels import cpu, reference
 from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule
@@ -101,6 +102,19 @@ def resolve(name: str | None) -> Operations:
     if name not in _BACKENDS:
         raise BackendError(f"backend={name!r} is unknown; use None or one of {sorted(_BACKENDS)}")
     return _usable(name)
+
+
+def why_not_compiled(name: str | None, param: Tensor, formats: Sequence[Format]) -> str | None:
+    """Say why no compiled kernel of a backend takes the steps of a parameter, or None if one does.
+
+    Args:
+        name: The backend; None is the best of this machine.
+        param: The parameter.
+        formats: Formats of its states.
+    """
+    if resolve(name) is REFERENCE:
+        return cpu.REASON or f"backend={name!r} is plain torch"
+    return cpu.why_not_served(param, formats)
 
 
 def warn_if_slow(name: str | None) -> None:

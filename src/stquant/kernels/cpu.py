@@ -128,6 +128,15 @@ def state_stats(state: Packed) -> StateStats:
     return StateStats(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], tuple(sums[6:]))
 
 
+def why_not_served(param: Tensor, formats: Iterable[Format]) -> str | None:
+    """Say why steps of a parameter whose states have these formats are the reference's, or None if they are not."""
+    for format in formats:
+        reason = _why_not_format(format)
+        if reason:
+            return reason
+    return _why_not_tensors([param])
+
+
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if the compiled kernels do."""
     tensors = [item.param, item.grad]
@@ -162,13 +171,20 @@ def _why_not_tensors(tensors: Iterable[Tensor]) -> str | None:
     return None
 
 
+def _why_not_format(format: Format) -> str | None:
+    if not format.packed:
+        return None
+    if format.family not in _FAMILIES:
+        return f"format {format.name!r} is that of a published recipe"
+    return f"blocks of more than {_cpu.MAX_BLOCK}" if format.block > _cpu.MAX_BLOCK else None
+
+
 def _why_not_packed(state: Packed) -> str | None:
-    if state.format.family not in _FAMILIES:
-        return f"format {state.format.name!r} is that of a published recipe"
+    reason = _why_not_format(state.format)
+    if reason:
+        return reason
     if not state.codes.is_cpu:
         return f"a state is on {state.codes.device}"
-    if state.grid.block > _cpu.MAX_BLOCK:
-        return f"blocks of more than {_cpu.MAX_BLOCK}"
     if not (state.codes.is_contiguous() and state.scales.is_contiguous()):
         return "a state is not contiguous"
     return None

@@ -31,7 +31,8 @@ class Adam(PackedOptimizer):
         maximize: Ascend instead of descend.
         capturable: False; steps cannot be captured in a graph.
         differentiable: False; steps cannot be differentiated.
-        fused: None or False; no compiled kernel serves.
+        fused: True demands compiled kernels and raises where they do not serve a parameter; None
+            or False takes the best there is.
         decoupled_weight_decay: Decay the weights themselves, as AdamW.
         policy: Which formats the states have: "fp32", a published recipe ("bnb8", "torchao4",
             "flash8", "solo42", "nf4"), or an object such as `Fixed(bits=4)`. The

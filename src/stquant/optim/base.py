@@ -17,11 +17,12 @@ from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.codecs.blocks import Grid
-from stquant.kernels.backend import resolve, warn_if_slow
+from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
 from stquant.kernels.ops import Item
 from stquant.kernels.reference.measure import Rule
 from stquant.optim.adaptive import Controller
 from stquant.optim.masters import check_masters
+from stquant.optim.options import check_fused
 from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
 from stquant.policy.budget import is_adaptive
 from stquant.policy.policies import Policy, parse
@@ -91,12 +92,13 @@ class PackedOptimizer(PolicyDriven):
         Raises:
             ValueError: A parameter or an option of the group is not supported; nothing was added.
         """
-        default = read_group(self.defaults[GROUP_KEY])
-        if "policy" in param_group or "master_bits" in param_group:
-            policy = parse(param_group.pop("policy", default.policy))
-            master_bits = check_master_bits(param_group.pop("master_bits", default.master_bits))
-            shared = policy == default.policy
-            param_group[GROUP_KEY] = GroupConfig(policy, master_bits, default.seed, shared).dump()
+        if isinstance(param_group, dict) and param_group.keys() & {"policy", "master_bits"}:
+            default = read_group(param_group.get(GROUP_KEY, self.defaults[GROUP_KEY]))
+            policy = parse(param_group.get("policy", default.policy))
+            master_bits = check_master_bits(param_group.get("master_bits", default.master_bits))
+            shared = "policy" not in param_group
+            plain = {key: value for key, value in param_group.items() if key not in ("policy", "master_bits")}
+            param_group = {**plain, GROUP_KEY: GroupConfig(policy, master_bits, default.seed, shared).dump()}
         super().add_param_group(param_group)
         try:
             self._validate(self.param_groups)
@@ -118,8 +120,11 @@ class PackedOptimizer(PolicyDriven):
                     f"parameter {entry.name!r} has dtype {entry.param.dtype}; "
                     "allowed are float64, float32, bfloat16 and float16"
                 )
-            rounding = rounding_of(entry)
-            for state, choice in self._choose(entry).items():
+            rounding, choices = rounding_of(entry), self._choose(entry)
+            if entry.group.get("fused"):
+                formats = [choice.format for choice in choices.values()]
+                check_fused(entry.name, why_not_compiled(self._backend_name, entry.param, formats))
+            for state, choice in choices.items():
                 if choice.format.prepay and not rounding.keeps_small_changes:
                     raise ValueError(
                         f"parameter {entry.name!r}: {choice.format.name} of {state} prepays small changes, which "
@@ -312,6 +317,12 @@ class PackedOptimizer(PolicyDriven):
         The residuals of bf16 parameters are not part of it.
         """
         return presentation.export_all(self.param_groups, self.state)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        for dumped in {group[GROUP_KEY] for group in self.param_groups}:
+            text = text.replace(f"{GROUP_KEY}: {dumped}\n", f"{GROUP_KEY}: {read_group(dumped)}\n")
+        return text
 
     def __getstate__(self) -> dict[str, Any]:
         return {

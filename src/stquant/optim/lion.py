@@ -26,7 +26,8 @@ class Lion(PackedOptimizer):
         foreach: None or False; there is no such implementation.
         capturable: False; steps cannot be captured in a graph.
         differentiable: False; steps cannot be differentiated.
-        fused: None or False; no compiled kernel serves.
+        fused: True demands compiled kernels and raises where they do not serve a parameter; None
+            or False takes the best there is.
         policy: Format of `exp_avg`: "fp32" or an object such as `Fixed(bits=8)`. The default is
             4 bits. Formats with prepay raise: the update is a sign, so nothing can be prepaid.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.

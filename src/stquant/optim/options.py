@@ -9,7 +9,6 @@ from stquant.policy.policies import Policy
 
 _UNSUPPORTED = {
     "foreach": "one kernel call already takes the whole list of parameters",
-    "fused": "no compiled kernel serves on this installation",
     "capturable": "a step reads learning rate and step count on the host",
     "differentiable": "a step works in place on packed states",
 }
@@ -27,6 +26,15 @@ def check_unsupported(group: dict[str, Any]) -> None:
     for name, reason in _UNSUPPORTED.items():
         if group.get(name):
             raise ValueError(f"{name}={group[name]!r} is not supported: {reason}; leave {name} at its default")
+
+
+def check_fused(name: str, reason: str | None) -> None:
+    """Raise `ValueError` if there is a reason why `fused=True` cannot be honoured for the parameter `name`."""
+    if reason:
+        raise ValueError(
+            f"fused=True is not supported for parameter {name!r}: no compiled kernel serves it ({reason}); "
+            "leave fused at its default"
+        )
 
 
 def check_prepay(policy: Policy, states: Mapping[str, bool], cause: str) -> None:

@@ -32,7 +32,8 @@ class SGD(PackedOptimizer):
         maximize: Ascend instead of descend.
         foreach: None or False; there is no such implementation.
         differentiable: False; steps cannot be differentiated.
-        fused: None or False; no compiled kernel serves.
+        fused: True demands compiled kernels and raises where they do not serve a parameter; None
+            or False takes the best there is.
         policy: Format of the momentum: "fp32" or an object such as `Fixed(bits=4)`. The default
             is 2 bits with prepay.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.

@@ -11,7 +11,7 @@ from stquant.codecs.blocks import Grid
 from stquant.codecs.curves import default_octaves
 from stquant.codecs.format import Format, Octaves
 from stquant.codecs.packing import packed_bytes
-from stquant.kernels.backend import REFERENCE
+from stquant.kernels.backend import resolve
 from stquant.kernels.reference import codec
 from stquant.kernels.reference.pieces import PIECE, pieces, read, write_
 
@@ -46,18 +46,18 @@ class PackedState:
     def encoded(cls, format: Format, values: Tensor, block: int) -> PackedState:
         """Return the encoding of plain values, rounded to nearest; shape and device are theirs."""
         state = cls.zeros(format, Grid.of(values.shape, block), values.device)
-        REFERENCE.encode_(state, values)
+        resolve(None).encode_(state, values)
         return state
 
     def decode(self) -> Tensor:
         """Return the values, fp32, in the parameter's shape."""
         out = torch.empty(self.grid.shape, dtype=torch.float32, device=self.codes.device)
-        return REFERENCE.decode(self, out)
+        return resolve(None).decode(self, out)
 
     def recode(self, format: Format) -> PackedState:
         """Return the same values in another format, rounded to nearest."""
         state = PackedState.zeros(format, self.grid, self.codes.device)
-        REFERENCE.recode_(self, state)
+        resolve(None).recode_(self, state)
         return state
 
     def unpack(self) -> Tensor:

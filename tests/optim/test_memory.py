@@ -1,0 +1,148 @@
+"""Steps, saving and loading need no more memory than they must, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import stquant
+from tests.optim.helpers import gradients, parameters, run
+
+MIB = 2**20
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of storages that operators make inside, and their highest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.highest = 0
+        self._owners: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_place(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor, known=_place(tensor) in given)
+        return result
+
+    def _count(self, tensor: torch.Tensor, known: bool) -> None:
+        place, size = _place(tensor), tensor.untyped_storage().nbytes()
+        if not place or (known and place not in self._owners):
+            return
+        if place not in self._owners:
+            self.now += size
+            self.highest = max(self.highest, self.now)
+        self._owners[place] = self._owners.get(place, 0) + 1
+        weakref.finalize(tensor, self._release, place, size)
+
+    def _release(self, place: int, size: int) -> None:
+        self._owners[place] -= 1
+        if not self._owners[place]:
+            del self._owners[place]
+            self.now -= size
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def living_bytes() -> int:
+    """Bytes of all storages that a tensor of this process holds."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    return sum({_place(t): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def test_the_meter_sees_a_copy() -> None:
+    values = torch.zeros(MIB)
+    with Peak() as peak:
+        values.add_(1.0)
+        assert peak.highest == 0
+        kept = values.double()[::2]
+        del kept
+        values.float().neg()
+    assert (peak.now, peak.highest) == (0, 8 * MIB)
+
+
+@pytest.mark.parametrize("cls", [stquant.AdamW, stquant.SGD, stquant.Lion])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_what_a_step_makes_does_not_grow_with_the_parameter(cls: Any, dtype: torch.dtype, backend: str | None) -> None:
+    options = {"momentum": 0.9} if cls is stquant.SGD else {}
+    highest = []
+    for rows in (512, 1024):
+        param = torch.nn.Parameter(torch.zeros(rows, 1024, dtype=dtype))
+        param.grad = torch.ones_like(param)
+        optimizer = cls([param], lr=1e-3, backend=backend, **options)
+        optimizer.init_state()
+        with Peak() as peak:
+            optimizer.step()
+        highest.append(peak.highest)
+    # Two scalars, such as the step count read back, may live at different moments.
+    assert abs(highest[1] - highest[0]) <= 64
+
+
+def test_the_extra_memory_of_a_step_is_a_constant() -> None:
+    """One parameter of 16 million elements: a fp32 copy of it would be 64 MB."""
+    script = """
+import resource, torch, stquant
+torch.set_num_threads(1)
+p = torch.nn.Parameter(torch.zeros(16384, 1024))
+p.grad = torch.ones_like(p)
+small = torch.nn.Parameter(torch.zeros(256, 1024))
+small.grad = torch.ones_like(small)
+stquant.AdamW([small]).step()
+o = stquant.AdamW([p])
+o.init_state()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+o.step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 16, "MiB beyond the states, which init_state made"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_stays_behind_after_a_step_or_a_load(dtype: torch.dtype) -> None:
+    params = parameters(dtype=dtype)
+    optimizer = stquant.AdamW(params, lr=1e-2)
+    run(optimizer, params, gradients(params, 1))
+    first = living_bytes()
+    actions: list[Callable[[], object]] = [
+        lambda: run(optimizer, params, gradients(params, 2)),
+        lambda: optimizer.load_state_dict(optimizer.state_dict()),
+        optimizer.export_state_dict,
+        optimizer.ledger,
+    ]
+    for action in actions:
+        action()
+        assert living_bytes() == first
+
+
+@pytest.mark.parametrize("source", ["ours", "torch"])
+def test_loading_holds_the_old_and_the_new_states_and_one_tensor_more(source: str) -> None:
+    """The old states must stay until the file has proved sound; 16 parameters, so that one is little."""
+    params = parameters([(256, 1024)] * 16)
+    make = stquant.AdamW if source == "ours" else torch.optim.AdamW
+    theirs = make(params, lr=1e-2)
+    run(theirs, params, gradients(params, 1))
+    saved = theirs.state_dict()
+    optimizer = stquant.AdamW(params)
+    optimizer.load_state_dict(saved)
+    with Peak() as peak:
+        optimizer.load_state_dict(saved)
+    dense = params[0].numel() * 4
+    assert peak.now <= optimizer.ledger().bytes
+    # Checks make masks of a tensor's size, and blocks are packed piece by piece.
+    assert peak.highest <= optimizer.ledger().bytes + 3 * dense
