@@ -5,9 +5,8 @@ Writes results/variants.json. Run: python benchmarks/variants.py
 
 from pathlib import Path
 
-from stquant.jobs.demo import seed_spread
+from stquant.jobs.demo import MODELS, seed_spread
 from stquant.jobs.parallel import Job, run_all
-from stquant.jobs.workloads import WORKLOADS
 from stquant.report import record
 
 SEED = 21
@@ -37,7 +36,7 @@ ROWS: dict[str, tuple[dict[str, object], str | None]] = {
 
 
 def main() -> None:
-    keys = [(model, name) for model in WORKLOADS for name in ROWS]
+    keys = [(model, name) for model in MODELS for name in ROWS]
     jobs = [Job(model=model, seed=SEED, **ROWS[name][0]) for model, name in keys]  # type: ignore[arg-type]
     results = run_all(jobs, lambda job, done, steps, _: done == steps and print(job, flush=True))
     loss = {key: result["loss"] for key, result in zip(keys, results, strict=True)}
@@ -47,7 +46,7 @@ def main() -> None:
         gap = None if yardstick is None else loss[model, name] - loss[model, yardstick]
         kept = {key: result[key] for key in ("loss", "state_bytes", "true_bits", "parameters")}
         rows.append({"model": model, "run": name, "yardstick": yardstick, "gap": gap, **kept})
-    spreads = {model: seed_spread(model) for model in WORKLOADS}
+    spreads = {model: seed_spread(model) for model in MODELS}
     record.write(TARGET, {"seed": SEED, "seed_spread": spreads, "rows": rows})
 
 

@@ -1,0 +1,187 @@
+"""Calibration: probes of several models, and what they say about which factors matter.
+
+Two questions are asked. Across all states and formats of a decision: what tells a harmful choice
+from a harmless one? And among the tensors, for each state and format by itself: which tensor needs
+more bits than another? What depends on a format alone cancels in the second.
+
+Beside the selected factors stand simple rules, products of powers of factors that could serve as
+an allocator's objective as they are. Squared damages of several states add up, so a rule predicts
+the damage squared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stquant.jobs.probes import Probe, Settings, probes
+from stquant.policy import selection
+from stquant.policy.factors import NAMES
+from stquant.policy.selection import Observations
+
+SIZE = 3
+"""Factors that are selected."""
+
+POOL = tuple(name for name in NAMES if name != "encode_error_below")
+"""What is selected from: the one that is left out tells of another width than the one that was tried."""
+
+STEP_ERROR = {"update_error": 1.0, "signal_to_noise": 1.0, "size": 1.0}
+"""Sum of squared errors of the weight's step, up to a constant of the decision."""
+
+RULES: dict[str, Mapping[str, float]] = {
+    "relative error of the step": {"update_error": 1.0},
+    "squared error of the step": STEP_ERROR,
+    "squared error of the step x gradient RMS": {**STEP_ERROR, "gradient_rms": 1.0},
+    "squared error of the step x mean squared gradient": {**STEP_ERROR, "gradient_rms": 2.0},
+    "relative error of the step x gradient energy": {"update_error": 1.0, "gradient_energy": 1.0},
+}
+
+QUESTIONS: dict[str, Callable[[Probe], Hashable]] = {
+    "states and formats": lambda probe: (probe.model, probe.fork),
+    "tensors": lambda probe: (probe.model, probe.fork, probe.state, probe.format),
+}
+"""Among which probes a damage is told from others."""
+
+Progress = Callable[[str, int, int, Probe], None]
+"""Told the model, probes done, probes in all, and the last one."""
+
+
+def calibrate(settings: Settings, progress: Progress, kept: Path | None = None) -> list[Probe]:
+    """Make all probes.
+
+    Args:
+        settings: What is probed.
+        progress: Told of every probe.
+        kept: File that holds the probes made so far; None keeps them in memory only.
+
+    Raises:
+        ValueError: `kept` is of other settings.
+    """
+    known = [] if kept is None else _read(kept, settings)
+    done = {probe.key for probe in known}
+    made = []
+    for model in settings.models:
+        for count, (probe, total) in enumerate(probes(settings, model, known), 1):
+            made.append(probe)
+            if kept is not None and probe.key not in done:
+                _append(kept, asdict(probe))
+            progress(model, count, total, probe)
+    return made
+
+
+def findings(settings: Settings, made: Sequence[Probe]) -> dict[str, Any]:
+    """Return what the probes say, as plain numbers, strings, lists and dicts."""
+    told = [probe for probe in made if probe.damage > 0.0]
+    return {
+        "settings": settings.to_dict(),
+        "without_effect": len(made) - len(told),
+        "formats": _by_format(told),
+        "questions": {question: _answer(told, decision) for question, decision in QUESTIONS.items()},
+        "probes": [asdict(probe) for probe in made],
+    }
+
+
+def _answer(made: Sequence[Probe], decision: Callable[[Probe], Hashable]) -> dict[str, Any]:
+    """Selection and rules, for each model and for all together."""
+    models = tuple(dict.fromkeys(probe.model for probe in made))
+    parts = {model: [probe for probe in made if probe.model == model] for model in models}
+    if len(models) > 1:
+        parts["all"] = list(made)
+    return {
+        "selections": {name: asdict(selection.select(observed(part, decision), SIZE)) for name, part in parts.items()},
+        "transfers": _transfers(parts, decision) if len(models) > 1 else {},
+        "rules": {
+            rule: {name: _score(exponents, observed(part, decision)) for name, part in parts.items()}
+            for rule, exponents in RULES.items()
+        },
+    }
+
+
+def _transfers(parts: Mapping[str, Sequence[Probe]], decision: Callable[[Probe], Hashable]) -> dict[str, float]:
+    """R^2 on each model of factors and exponents that the other models choose."""
+    return {
+        model: selection.transferred(
+            observed([probe for probe in parts["all"] if probe.model != model], decision),
+            observed(part, decision),
+            SIZE,
+        )
+        for model, part in parts.items()
+        if model != "all"
+    }
+
+
+def _score(exponents: Mapping[str, float], observations: Observations) -> dict[str, float]:
+    """How well a rule predicts: with nothing fitted, with its power fitted, and by rank alone."""
+    guess = 0.5 * observations.weighted(exponents)
+    column = guess[:, None]
+    power = selection.fit(column, observations.damage)
+    return {
+        "r2": selection.predicted(column, observations.damage, column.new_ones(1)),
+        "power": float(power),
+        "r2_of_power": selection.predicted(column, observations.damage, power),
+        "rank_correlation": selection.rank_correlation(guess, observations),
+    }
+
+
+def _by_format(made: Sequence[Probe]) -> list[dict[str, Any]]:
+    """Per model and format: damage, change of the mean loss, and damage per root of the step's error.
+
+    Damages are geometric means, and relative to that of the whole model the last one is, too.
+    """
+    rows = []
+    for model in dict.fromkeys(probe.model for probe in made):
+        of_model = [probe for probe in made if probe.model == model]
+        usual = _mean([_per_error(probe) for probe in of_model])
+        for name in dict.fromkeys(probe.format for probe in of_model):
+            part = [probe for probe in of_model if probe.format == name]
+            rows.append(
+                {
+                    "model": model,
+                    "state": part[0].state,
+                    "format": name,
+                    "damage": math.exp(_mean([math.log(probe.damage) for probe in part])),
+                    "change": _mean([probe.change for probe in part]),
+                    "per_step_error": math.exp(_mean([_per_error(probe) for probe in part]) - usual),
+                }
+            )
+    return rows
+
+
+def _per_error(probe: Probe) -> float:
+    return math.log(probe.damage) - 0.5 * math.log(probe.step_error)
+
+
+def observed(made: Sequence[Probe], decision: Callable[[Probe], Hashable]) -> Observations:
+    """Return probes as a regression sees them, each among those of its decision."""
+    return Observations.of(
+        [{name: probe.factors[name] for name in POOL} for probe in made],
+        [probe.damage for probe in made],
+        [decision(probe) for probe in made],
+        [(probe.model, probe.tensor) for probe in made],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _read(path: Path, settings: Settings) -> list[Probe]:
+    """Return the probes of a file, which is made if there is none; a line cut short is dropped."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings.to_dict()) + "\n")
+    whole = path.read_text().rpartition("\n")[0]
+    path.write_text(whole + "\n")
+    head, *lines = whole.splitlines()
+    if json.loads(head) != settings.to_dict():
+        raise ValueError(f"{path} is of other settings ({head}); delete it, or pass the same ones or another --out")
+    return [Probe(**json.loads(line)) for line in lines]
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
