@@ -104,7 +104,7 @@ def instance_observed(factors: Tensor, damage: Tensor) -> Observations:
 def test_greedy_is_within_the_bound_of_the_exhaustive_optimum(instance: tuple[Tensor, Tensor, int]) -> None:
     factors, damage, size = instance
     observations = instance_observed(factors, damage)
-    chosen = selection.forward(observations.standardised, observations.damage, size)
+    chosen = selection.forward(observations.standardised, observations.damage, size).tolist()
     certificate = selection.certify(observations, chosen)
     assert 0.0 <= certificate.gamma <= 1.0
     assert certificate.bound == 1.0 - math.exp(-certificate.gamma)
@@ -116,7 +116,7 @@ def test_greedy_is_within_the_bound_of_the_exhaustive_optimum(instance: tuple[Te
 def test_sets_are_worth_what_least_squares_explain(instance: tuple[Tensor, Tensor, int]) -> None:
     """The optimum is found by another way: least squares on every set, one by one."""
     observations = instance_observed(*instance[:2])
-    chosen = selection.forward(observations.standardised, observations.damage, instance[2])
+    chosen = selection.forward(observations.standardised, observations.damage, instance[2]).tolist()
     certificate = selection.certify(observations, chosen)
     every = [
         selection.explained(observations.standardised[:, list(columns)], observations.damage)
@@ -134,7 +134,7 @@ def test_the_first_step_of_forward_selection_is_the_best_single_factor() -> None
         selection.explained(observations.standardised[:, [column]], observations.damage)
         for column in range(len(observations.names))
     ]
-    assert selection.forward(observations.standardised, observations.damage, 1) == [alone.index(max(alone))]
+    assert selection.forward(observations.standardised, observations.damage, 1).tolist() == [alone.index(max(alone))]
 
 
 @pytest.mark.parametrize(

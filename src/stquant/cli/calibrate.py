@@ -25,6 +25,7 @@ def calibrate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and rounding.")] = DEFAULT.seed,
     length: Annotated[int, typer.Option(min=1, help="Steps with a state at another width.")] = DEFAULT.length,
+    examples: Annotated[int, typer.Option(min=1, help="Held-out examples, about.")] = DEFAULT.examples,
     tensors: Annotated[int | None, typer.Option(min=2, help="Tensors of each model; all by default.")] = None,
     fork: Annotated[
         list[float] | None,
@@ -34,7 +35,7 @@ def calibrate(
 ) -> None:
     """Probe what each state at each width does to the loss, and select the factors that explain it."""
     with console.plain_errors():
-        settings = Settings(_models(models), seed, tuple(fork or DEFAULT.forks), length, DEFAULT.examples, tensors)
+        settings = Settings(_models(models), seed, tuple(fork or DEFAULT.forks), length, examples, tensors)
         partial = None if out is None else out.with_name(out.name + ".partial")
         with console.bars("damage {task.fields[damage]:.1e}") as bars:
             tasks = {name: bars.add_task(f"{name:5}", total=None, damage=0.0) for name in settings.models}

@@ -92,13 +92,19 @@ def _answer(made: Sequence[Probe], decision: Callable[[Probe], Hashable]) -> dic
     if len(models) > 1:
         parts["all"] = list(made)
     return {
-        "selections": {name: asdict(selection.select(observed(part, decision), SIZE)) for name, part in parts.items()},
+        "selections": {name: _selected(observed(part, decision)) for name, part in parts.items()},
         "transfers": _transfers(parts, decision) if len(models) > 1 else {},
         "rules": {
             rule: {name: _score(exponents, observed(part, decision)) for name, part in parts.items()}
             for rule, exponents in RULES.items()
         },
     }
+
+
+def _selected(observations: Observations) -> dict[str, Any]:
+    found = asdict(selection.select(observations, SIZE))
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
 
 
 def _transfers(parts: Mapping[str, Sequence[Probe]], decision: Callable[[Probe], Hashable]) -> dict[str, float]:

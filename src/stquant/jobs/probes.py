@@ -11,7 +11,6 @@ squared ones of several states add up.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -268,10 +267,10 @@ def _is_packed(state: dict[str, Any]) -> bool:
 
 
 def _spread(items: list[str], count: int | None) -> list[str]:
-    """Return `count` of the items, evenly spread; all if None."""
+    """Return `count` of the items, evenly spread from the first on; all if None."""
     if count is None or count >= len(items):
         return items
-    return [items[math.floor((position + 0.5) * len(items) / count)] for position in range(count)]
+    return [items[position * len(items) // count] for position in range(count)]
 
 
 def _first(batches: list[Batch], examples: int) -> list[Batch]:

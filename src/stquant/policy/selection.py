@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -109,12 +109,10 @@ class Observations:
 
     def shuffled(self, seed: int) -> Observations:
         """Return the same with the damages exchanged at random within each decision."""
-        generator = torch.Generator().manual_seed(seed)
-        damage = self.damage.clone()
-        for member in _parts(self.decisions):
-            rows = torch.nonzero(member).flatten()
-            damage[rows] = damage[rows[torch.randperm(len(rows), generator=generator)]]
-        return Observations(self.names, self.values, damage, self.decisions, self.folds)
+        random = torch.rand(len(self.damage), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        damage = torch.empty_like(self.damage)
+        damage[self.decisions.argsort(stable=True)] = self.damage[(self.decisions + random).argsort()]
+        return replace(self, damage=damage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ def select(observations: Observations, size: int, shuffles: int = SHUFFLES) -> S
         shuffles: Permutations of the damages behind `by_chance`.
     """
     factors, damage = observations.standardised, observations.damage
-    chosen = forward(factors, damage, size)
+    chosen = forward(factors, damage, size).tolist()
     coefficients = fit(factors[:, chosen], damage)
     return Selection(
         names=tuple(observations.names[column] for column in chosen),
@@ -181,35 +179,34 @@ def select(observations: Observations, size: int, shuffles: int = SHUFFLES) -> S
     )
 
 
-def forward(factors: Tensor, damage: Tensor, size: int) -> list[int]:
-    """Return the columns that forward selection takes, in order; fewer than `size` if nothing is left to gain.
+def forward(factors: Tensor, damage: Tensor, size: int) -> Tensor:
+    """Return the columns that forward selection takes, in order: int64 `[..., size]`.
 
     Args:
         factors: float64 `[probes, factors]`, centred, of variance 1.
-        damage: float64 `[probes]`, centred.
-        size: Columns to take.
+        damage: float64 `[..., probes]`, centred; each row is a selection of its own.
+        size: Columns to take; all if there are no more.
     """
-    chosen: list[int] = []
-    rest, unexplained = factors.clone(), damage.clone()
+    count = factors.shape[1]
     whole = factors.square().sum(0)
-    while len(chosen) < min(size, factors.shape[1]):
-        length = rest.square().sum(0)
-        gain = torch.where(length > _DEPENDENT * whole, (unexplained @ rest).square() / length, 0.0)
-        gain[chosen] = 0.0
-        column = int(gain.argmax())
-        if not gain[column] > 0.0:
-            break
-        chosen.append(column)
-        direction = rest[:, column] / length[column].sqrt()
-        unexplained = unexplained - direction * (direction @ unexplained)
-        rest = rest - direction[:, None] * (direction @ rest)
+    rest, unexplained = factors.expand(*damage.shape[:-1], *factors.shape), damage
+    chosen = torch.empty(*damage.shape[:-1], 0, dtype=torch.int64)
+    for _ in range(min(size, count)):
+        length = rest.square().sum(-2)
+        gain = torch.where(length > _DEPENDENT * whole, _inner(rest, unexplained).square() / length, 0.0)
+        column = gain.scatter(-1, chosen, -1.0).argmax(-1, keepdim=True)
+        chosen = torch.cat([chosen, column], -1)
+        direction = rest.gather(-1, column[..., None, :].expand(*rest.shape[:-1], 1))[..., 0]
+        direction = direction / direction.square().sum(-1, keepdim=True).clamp(min=_SMALLEST).sqrt()
+        unexplained = unexplained - direction * (direction * unexplained).sum(-1, keepdim=True)
+        rest = rest - direction[..., None] * _inner(rest, direction)[..., None, :]
     return chosen
 
 
 def fit(factors: Tensor, damage: Tensor) -> Tensor:
-    """Return the coefficients of least squares, `[factors]`; the shortest ones if they are not unique."""
-    found: Tensor = torch.linalg.lstsq(factors, damage[:, None], driver="gelsd").solution
-    return found[:, 0]
+    """Return the coefficients of least squares, `[..., factors]`; the shortest ones if they are not unique."""
+    found: Tensor = torch.linalg.lstsq(factors, damage[..., None], driver="gelsd").solution
+    return found[..., 0]
 
 
 def explained(factors: Tensor, damage: Tensor) -> float:
@@ -251,27 +248,33 @@ def certify(observations: Observations, chosen: Sequence[int]) -> Certificate:
 
 def cross_validated(observations: Observations, size: int) -> float:
     """Return R^2 on tensors that neither the choice of factors nor the fit has seen."""
-    factors, damage = observations.standardised, observations.damage
-    missed = 0.0
-    for held_out in _parts(observations.folds):
-        seen, unseen = factors[~held_out], factors[held_out]
-        chosen = forward(seen, damage[~held_out], size)
-        guess = unseen[:, chosen] @ fit(seen[:, chosen], damage[~held_out]) if chosen else 0.0
-        missed += float((damage[held_out] - guess).square().sum())
-    return 1.0 - missed / float(damage.square().sum())
+    return float(_held_out(observations, observations.damage[None], size))
 
 
 def by_chance(observations: Observations, size: int, shuffles: int = SHUFFLES) -> float:
     """Return the 95 % quantile of `cross_validated` over shuffled damages, seeds 0 to `shuffles` - 1."""
-    found = [cross_validated(observations.shuffled(seed), size) for seed in range(shuffles)]
-    return float(torch.tensor(found, dtype=torch.float64).quantile(QUANTILE))
+    damages = torch.stack([observations.shuffled(seed).damage for seed in range(shuffles)])
+    return float(_held_out(observations, damages, size).quantile(QUANTILE))
+
+
+def _held_out(observations: Observations, damages: Tensor, size: int) -> Tensor:
+    """Cross-validated R^2 for each row of damages."""
+    factors = observations.standardised
+    missed = torch.zeros(len(damages), dtype=torch.float64)
+    for held_out in _parts(observations.folds):
+        seen, unseen, damage = factors[~held_out], factors[held_out], damages[:, ~held_out]
+        chosen = forward(seen, damage, size)
+        coefficients = fit(seen.t()[chosen].mT, damage)
+        guess = _inner(unseen.t()[chosen], coefficients)
+        missed += (damages[:, held_out] - guess).square().sum(-1)
+    return 1.0 - missed / damages.square().sum(-1)
 
 
 def transferred(seen: Observations, unseen: Observations, size: int) -> float:
     """Return R^2 on other observations with factors and exponents that these choose."""
     shared = [name for name in seen.names if name in unseen.names]
     columns = seen.standardised[:, [seen.names.index(name) for name in shared]]
-    chosen = forward(columns, seen.damage, size)
+    chosen = forward(columns, seen.damage, size).tolist()
     exponents = fit(columns[:, chosen], seen.damage) / columns.new_tensor(
         [float(seen.scale[seen.names.index(shared[column])]) for column in chosen]
     )
@@ -297,6 +300,11 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
     """Number keys in the order in which they first come."""
     order = {key: position for position, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([order[key] for key in keys])
+
+
+def _inner(columns: Tensor, vector: Tensor) -> Tensor:
+    """Inner products over the last but one dimension: `[..., n, k]` and `[..., n]` to `[..., k]`."""
+    return (vector[..., None, :] @ columns)[..., 0, :]
 
 
 def _parts(numbers: Tensor) -> Iterator[Tensor]:
