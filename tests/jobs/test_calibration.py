@@ -21,7 +21,7 @@ from stquant.policy.factors import NAMES
 pytestmark = pytest.mark.filterwarnings("default")
 
 TOY = Settings(models=("clip",), forks=(0.006,), length=2, examples=10, tensors=2)
-CELLS = TOY.tensors * sum(map(len, PROBED.values()))  # type: ignore[operator]
+CELLS = TOY.tensors * sum(map(len, PROBED.values()))
 
 ROUNDING = 1e-5
 """Relative: fp32 losses of order 1, of which means are taken in two orders."""

@@ -26,7 +26,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and rounding.")] = DEFAULT.seed,
     length: Annotated[int, typer.Option(min=1, help="Steps with a state at another width.")] = DEFAULT.length,
     examples: Annotated[int, typer.Option(min=1, help="Held-out examples, about.")] = DEFAULT.examples,
-    tensors: Annotated[int | None, typer.Option(min=2, help="Tensors of each model; all by default.")] = None,
+    tensors: Annotated[int, typer.Option(min=2, help="Tensors of each model, at most.")] = DEFAULT.tensors,
     fork: Annotated[
         list[float] | None,
         typer.Option(min=0.0, max=1.0, help="Where to probe, as share of a full run; may be repeated."),

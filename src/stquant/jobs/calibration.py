@@ -40,6 +40,12 @@ RULES: dict[str, Mapping[str, float]] = {
     "relative error of the step x gradient energy": {"update_error": 1.0, "gradient_energy": 1.0},
 }
 
+WEIGHTS = ("gradient_rms", "gradient_energy")
+"""Factors a power of which could weigh the squared error of the step."""
+
+SPARSE = 0.5
+"""Share of zeros in the gradient from which on a tensor counts as one of rare rows."""
+
 QUESTIONS: dict[str, Callable[[Probe], Hashable]] = {
     "states and formats": lambda probe: (probe.model, probe.fork),
     "tensors": lambda probe: (probe.model, probe.fork, probe.state, probe.format),
@@ -87,18 +93,25 @@ def findings(settings: Settings, made: Sequence[Probe]) -> dict[str, Any]:
 
 def _answer(made: Sequence[Probe], decision: Callable[[Probe], Hashable]) -> dict[str, Any]:
     """Selection and rules, for each model and for all together."""
-    models = tuple(dict.fromkeys(probe.model for probe in made))
-    parts = {model: [probe for probe in made if probe.model == model] for model in models}
-    if len(models) > 1:
-        parts["all"] = list(made)
+    parts = _parts(made)
+    dense = [probe for probe in made if probe.factors["zeros"] < SPARSE]
     return {
         "selections": {name: _selected(observed(part, decision)) for name, part in parts.items()},
-        "transfers": _transfers(parts, decision) if len(models) > 1 else {},
+        "transfers": _transfers(parts, decision) if "all" in parts else {},
         "rules": {
             rule: {name: _score(exponents, observed(part, decision)) for name, part in parts.items()}
             for rule, exponents in RULES.items()
         },
+        "weights": _weights(parts, decision) if "all" in parts else {},
+        "weights_without_rare_rows": _weights(_parts(dense), decision) if "all" in parts else {},
     }
+
+
+def _parts(made: Sequence[Probe]) -> dict[str, Sequence[Probe]]:
+    """The probes of each model, and `all` of them if there are several models."""
+    models = tuple(dict.fromkeys(probe.model for probe in made))
+    parts: dict[str, Sequence[Probe]] = {model: [p for p in made if p.model == model] for model in models}
+    return {**parts, "all": made} if len(models) > 1 else parts
 
 
 def _selected(observations: Observations) -> dict[str, Any]:
@@ -131,6 +144,45 @@ def _score(exponents: Mapping[str, float], observations: Observations) -> dict[s
         "r2_of_power": selection.predicted(column, observations.damage, power),
         "rank_correlation": selection.rank_correlation(guess, observations),
     }
+
+
+def _weights(parts: Mapping[str, Sequence[Probe]], decision: Callable[[Probe], Hashable]) -> dict[str, Any]:
+    """Weigh the squared error of the step by a power of each of `WEIGHTS`, for each model.
+
+    Returns:
+        By factor and model: `power`, the one that fits the model's squared damage best; `r2` without
+        a weight, `r2_weighted` with that power, `r2_of_others` with the one that fits the other models.
+    """
+    seen = {name: observed(part, decision) for name, part in parts.items()}
+    others = {
+        name: observed([probe for probe in parts["all"] if probe.model != name], decision)
+        for name in parts
+        if name != "all"
+    }
+    found: dict[str, Any] = {}
+    for factor in WEIGHTS:
+        powers = {name: _power(part, factor) for name, part in seen.items()}
+        found[factor] = {
+            name: {
+                "power": powers[name],
+                "r2": _weighted_r2(part, factor, 0.0),
+                "r2_weighted": _weighted_r2(part, factor, powers[name]),
+                "r2_of_others": None if name == "all" else _weighted_r2(part, factor, _power(others[name], factor)),
+            }
+            for name, part in seen.items()
+        }
+    return found
+
+
+def _power(observations: Observations, factor: str) -> float:
+    """The power of a factor that makes it the best weight of the squared error of the step."""
+    weight = 0.5 * observations.weighted({factor: 1.0})
+    return float(selection.fit(weight[:, None], observations.damage - 0.5 * observations.weighted(STEP_ERROR)))
+
+
+def _weighted_r2(observations: Observations, factor: str, power: float) -> float:
+    column = 0.5 * observations.weighted({**STEP_ERROR, factor: STEP_ERROR.get(factor, 0.0) + power})[:, None]
+    return selection.predicted(column, observations.damage, column.new_ones(1))
 
 
 def _by_format(made: Sequence[Probe]) -> list[dict[str, Any]]:

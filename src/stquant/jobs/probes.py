@@ -51,7 +51,7 @@ class Settings:
         forks: Where to fork, as shares of a full run.
         length: Steps from the fork to the measurement.
         examples: Held-out examples, about.
-        tensors: Tensors of each model, evenly spread over it; all if None.
+        tensors: Tensors of each model at most, evenly spread over it.
     """
 
     models: tuple[str, ...] = tuple(WORKLOADS)
@@ -59,7 +59,7 @@ class Settings:
     forks: tuple[float, ...] = (0.1, 0.4)
     length: int = 8
     examples: int = 250
-    tensors: int | None = None
+    tensors: int = 14
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings and the formats as plain numbers, strings, lists and dicts."""
@@ -266,9 +266,9 @@ def _is_packed(state: dict[str, Any]) -> bool:
     return all(isinstance(state.get(name), PackedState) for name in CANDIDATES)
 
 
-def _spread(items: list[str], count: int | None) -> list[str]:
-    """Return `count` of the items, evenly spread from the first on; all if None."""
-    if count is None or count >= len(items):
+def _spread(items: list[str], count: int) -> list[str]:
+    """Return `count` of the items, evenly spread from the first on; all if there are no more."""
+    if count >= len(items):
         return items
     return [items[position * len(items) // count] for position in range(count)]
 
