@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stquant import AdamW
+from stquant.checkpoint.schema import GROUP_KEY, read_group
 from stquant.codecs import catalog
 from stquant.codecs.format import Format
 from stquant.jobs.contenders import contender
@@ -129,7 +131,7 @@ class _Fork:
 
     workload: Workload
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW
     step: int
     tensors: list[str]
     batches: list[Batch]
@@ -139,6 +141,7 @@ class _Fork:
 
     @classmethod
     def of(cls, run: Run, settings: Settings) -> _Fork:
+        assert isinstance(run.optimizer, AdamW)
         model, optimizer = copy.deepcopy((run.model, run.optimizer))
         packed = [name for name, parameter in model.named_parameters() if _is_packed(optimizer.state[parameter])]
         fork = cls(
@@ -174,7 +177,7 @@ class _Fork:
             factors=self.measured[name, state, format][1],
         )
 
-    def _continued(self, model: tuple[nn.Module, torch.optim.Optimizer]) -> Tensor:
+    def _continued(self, model: tuple[nn.Module, AdamW]) -> Tensor:
         """Take the steps after the fork and return the loss of each held-out example."""
         trained, optimizer = model
         trained.train()
@@ -225,7 +228,7 @@ def _at(state: Measured, position: int) -> Measured:
     return replace(state, present=list(state.formats).index(probed[min(position, len(probed) - 1)]))
 
 
-def _recode_(optimizer: torch.optim.Optimizer, parameter: Tensor, state: str, format: Format) -> None:
+def _recode_(optimizer: AdamW, parameter: Tensor, state: str, format: Format) -> None:
     """Recode a state between two steps; if its format prepays, the weight gets what the rounding drops."""
     states = optimizer.state[parameter]
     before = states[state]
@@ -236,17 +239,9 @@ def _recode_(optimizer: torch.optim.Optimizer, parameter: Tensor, state: str, fo
         parameter.data -= move / (states["exp_avg_sq"].decode().sqrt() + constants.eps)
 
 
-def _rule(optimizer: torch.optim.Optimizer) -> AdamRule:
+def _rule(optimizer: AdamW) -> AdamRule:
     group = optimizer.param_groups[0]
-    return AdamRule(
-        lr=group["lr"],
-        betas=group["betas"],
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-        decoupled=True,
-        maximize=False,
-        seed=0,
-    )
+    return optimizer._rule(group, read_group(group[GROUP_KEY]).seed)
 
 
 def _item(parameter: Tensor, state: dict[str, Any]) -> Item:
