@@ -20,7 +20,7 @@ from stquant.jobs.data import captions, handwritten_digits, standard_library_tex
 Batch = dict[str, Tensor]
 
 GPT2_CONTEXT = 64
-HELD_OUT_SETS = 40
+HELD_OUT_SETS = 25
 """Sets of ten digits on which CLIP is validated."""
 
 
