@@ -8,9 +8,8 @@ python benchmarks/default_formats.py
 import statistics
 from pathlib import Path
 
-from stquant.jobs.demo import seed_spread
+from stquant.jobs.demo import MODELS, seed_spread
 from stquant.jobs.parallel import Job, run_all
-from stquant.jobs.workloads import WORKLOADS
 from stquant.report import record
 
 SEEDS = (11, 12)
@@ -39,16 +38,16 @@ def policies() -> dict[str, str]:
 
 
 def main() -> None:
-    jobs = [Job(model, policy, seed) for policy in policies().values() for model in WORKLOADS for seed in SEEDS]
+    jobs = [Job(model, policy, seed) for policy in policies().values() for model in MODELS for seed in SEEDS]
     results = run_all(jobs, lambda job, done, steps, _: done == steps and print(job, flush=True))
     loss = {job: result["loss"] for job, result in zip(jobs, results, strict=True)}
     rows = []
-    for model in WORKLOADS:
+    for model in MODELS:
         for variant, policy in policies().items():
             gaps = [loss[Job(model, policy, seed)] - loss[Job(model, "torch", seed)] for seed in SEEDS]
             losses = [loss[Job(model, policy, seed)] for seed in SEEDS]
             rows.append({"model": model, "variant": variant, "losses": losses, "gap": statistics.mean(gaps)})
-    spreads = {model: seed_spread(model) for model in WORKLOADS}
+    spreads = {model: seed_spread(model) for model in MODELS}
     record.write(TARGET, {"seeds": list(SEEDS), "seed_spread": spreads, "rows": rows})
 
 

@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 
 import stquant
+from stquant.jobs.demo import MODELS
 from stquant.jobs.parallel import Job, run_all
-from stquant.jobs.workloads import WORKLOADS
 from stquant.report import record
 
 SEEDS = range(5)
@@ -16,12 +16,12 @@ TARGET = Path(stquant.__file__).parent / "jobs" / "seed_spread.json"
 
 
 def main() -> None:
-    jobs = [Job(model, "torch", seed) for model in WORKLOADS for seed in SEEDS]
+    jobs = [Job(model, "torch", seed) for model in MODELS for seed in SEEDS]
     results = run_all(
         jobs, lambda job, done, steps, _: done % 100 or print(job.model, job.seed, done, steps, flush=True)
     )
     findings = {}
-    for model in WORKLOADS:
+    for model in MODELS:
         losses = [result["loss"] for result in results if result["model"] == model]
         findings[model] = {
             "optimizer": "torch AdamW, fp32",

@@ -145,6 +145,99 @@ def demo() -> str:
     return table(["run", "held-out loss", "gap to torch AdamW", "seed spread", "true bits", "state bytes"], rows)
 
 
+def calibration_selections(question: str) -> str:
+    """The factors that were selected, and their certificate."""
+    answer = load("calibration")["questions"][question]
+    rows = []
+    for model, found in answer["selections"].items():
+        powers = ", ".join(f"`{n}` {p:+.2f}" for n, p in zip(found["names"], found["exponents"], strict=True))
+        certificate = found["certificate"]
+        numbers = [certificate["r2"], certificate["best_r2"], found["cross_validated"], found["by_chance"]]
+        numbers += [certificate["gamma"], certificate["bound"]]
+        other = answer["transfers"].get(model)
+        rows.append([f"{model}: {powers}", *map(_two, numbers), "" if other is None else _two(other)])
+    head = ["probes of, and powers of the factors", "R²", "best R²", "held-out R²", "by chance", "gamma", "bound"]
+    return table([*head, "R² of the others' choice"], rows)
+
+
+def calibration_rules() -> str:
+    """Simple rules as they are: R² and rank correlation, for each model."""
+    questions = load("calibration")["questions"]
+    models = [name for name in questions["tensors"]["selections"] if name != "all"]
+    rows = [
+        [
+            f"{rule}: among {question}",
+            *(f"{_two(s['r2'])} / {_two(s['rank_correlation'])}" for s in pick(scores, models)),
+        ]
+        for question, answer in questions.items()
+        for rule, scores in answer["rules"].items()
+    ]
+    return table(["rule", *models], rows)
+
+
+def calibration_weights() -> str:
+    """What a power of a factor as weight of the step's squared error brings."""
+    questions = load("calibration")["questions"]
+    models = [name for name in questions["tensors"]["selections"] if name != "all"]
+    rows = [
+        [
+            f"`{factor}`{without}, among {question}",
+            *(f"{s['power']:+.2f}: {' / '.join(_two(s[k]) for k in R2_OF_WEIGHTS)}" for s in pick(scores, models)),
+        ]
+        for question, answer in questions.items()
+        for key, without in (("weights", ""), ("weights_without_rare_rows", " without rare rows"))
+        for factor, scores in answer[key].items()
+    ]
+    return table(["weight", *models], rows)
+
+
+R2_OF_WEIGHTS = ("r2", "r2_weighted", "r2_of_others")
+
+
+def pick(scores: dict[str, Any], models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the scores of these models, in order."""
+    return [scores[model] for model in models]
+
+
+def calibration_formats() -> str:
+    """What each format did."""
+    rows = [
+        [
+            f"{row['model']}, `{row['format']}`",
+            f"{row['damage']:.1e}",
+            f"{row['change']:+.1e}",
+            _two(row["per_step_error"]),
+        ]
+        for row in load("calibration")["formats"]
+    ]
+    return table(["probes of", "damage", "change of the mean loss", "damage per error of the step"], rows)
+
+
+def calibration_size() -> str:
+    """How much was probed."""
+    found = load("calibration")
+    settings = found["settings"]
+    rows = [
+        ["probes", str(len(found["probes"]))],
+        ["of them without effect", str(found["without_effect"])],
+        *([f"{model}: tensors, forks", _forks(found["probes"], model)] for model in settings["models"]),
+        ["steps from fork to measurement", str(settings["length"])],
+        ["held-out examples, about", str(settings["examples"])],
+        ["seed", str(settings["seed"])],
+    ]
+    return table(["calibration", ""], rows)
+
+
+def _forks(probes: Sequence[dict[str, Any]], model: str) -> str:
+    part = [probe for probe in probes if probe["model"] == model]
+    forks = sorted({probe["fork"] for probe in part})
+    return f"{len({probe['tensor'] for probe in part})}, steps {' and '.join(map(str, forks))}"
+
+
+def _two(number: float) -> str:
+    return f"{number:.2f}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -154,6 +247,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "step-memory": step_memory,
     "checkpoint-size": checkpoint_size,
     "demo": demo,
+    "calibration-size": calibration_size,
+    "calibration-all": lambda: calibration_selections("states and formats"),
+    "calibration-tensors": lambda: calibration_selections("tensors"),
+    "calibration-rules": calibration_rules,
+    "calibration-weights": calibration_weights,
+    "calibration-formats": calibration_formats,
 }
 
 

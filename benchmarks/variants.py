@@ -25,7 +25,7 @@ from torch import nn
 from torch.func import functional_call
 
 from stquant.jobs.contenders import contender
-from stquant.jobs.demo import seed_spread
+from stquant.jobs.demo import MODELS, seed_spread
 from stquant.jobs.training import Run
 from stquant.jobs.workloads import WORKLOADS
 from stquant.report import record
@@ -116,7 +116,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     losses = {(run["model"], run["run"], run["seed"]): run["loss"] for run in runs}
     bits = {(run["model"], run["run"]): run["true_bits"] for run in runs}
     rows = []
-    for model, name in itertools.product(WORKLOADS, ROWS):
+    for model, name in itertools.product(MODELS, ROWS):
         found = {seed: loss for (m, n, seed), loss in losses.items() if (m, n) == (model, name)}
         yardstick = ROWS[name].yardstick
         pairs = [(loss, losses.get((model, yardstick, seed))) for seed, loss in found.items()]
@@ -143,7 +143,7 @@ def wanted(seeds: Iterable[int]) -> list[tuple[str, str, int]]:
         (model, name, seed)
         for place, seed in enumerate(seeds)
         for name, row in ROWS.items()
-        for model in WORKLOADS
+        for model in MODELS
         if not row.seeds or place < row.seeds
     ]
 

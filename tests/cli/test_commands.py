@@ -56,6 +56,8 @@ def test_train_prints_a_summary_and_the_ledger() -> None:
         [*SHORT, "--dtype", "bfloat16", "--master-bits", "9"],
         ["train", "--model", "bert"],
         ["train", "--model", "vit", "--steps", "0"],
+        ["calibrate", "--models", "gpt2,bert"],
+        ["calibrate", "--tensors", "1"],
     ],
     ids=" ".join,
 )
@@ -68,3 +70,27 @@ def test_demo_compares_and_draws(tmp_path: Path) -> None:
     assert len(data["rows"]) == 8
     assert (tmp_path / "demo.png").exists()
     assert json.loads((tmp_path / "demo.json").read_text())["rows"] == data["rows"]
+
+
+PROBE = ["calibrate", "--models", "clip", "--tensors", "2", "--fork", "0.004", "--length", "1", "--examples", "10"]
+
+
+def test_calibrate_writes_a_record_and_selects_factors(tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    data = json.loads(stquant(*PROBE, "--json", "--out", str(out)))
+    written = json.loads(out.read_text())
+    assert written.pop("conditions")["packages"]["torch"]
+    assert written == data
+    assert list(tmp_path.iterdir()) == [out]
+    assert list(data) == ["settings", "without_effect", "formats", "questions", "probes"]
+    assert len(data["probes"]) == 2 * 6
+    for answer in data["questions"].values():
+        found = answer["selections"]["clip"]
+        assert len(found["names"]) == len(found["exponents"]) == 3
+        assert 0.0 <= found["certificate"]["r2"] <= found["certificate"]["best_r2"] + 1e-6 <= 1.0 + 1e-6
+
+
+def test_calibrate_prints_what_it_selected() -> None:
+    text = stquant(*PROBE)
+    assert "what tells tensors apart" in text
+    assert "by chance" in text

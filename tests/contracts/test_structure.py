@@ -16,19 +16,8 @@ SOURCE = Path(stquant.__file__).parent
 
 def test_the_public_names_are_these() -> None:
     assert set(stquant.__all__) == {
-        *(
-            "AdamW",
-            "Adam",
-            "SGD",
-            "Lion",
-            "Fixed",
-            "Budget",
-            "Tolerance",
-            "Policy",
-            "cast_model",
-            "export_fp32",
-            "formats",
-        ),
+        *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Budget", "Tolerance", "Policy"),
+        *("cast_model", "export_fp32", "formats"),
         *("memory", "release_gradients"),
         *("StquantError", "BackendError", "BudgetError", "CheckpointError", "FormatError"),
     }

@@ -10,7 +10,7 @@ import torch
 from stquant.errors import FormatError
 from stquant.jobs.contenders import DEMO, contender
 from stquant.jobs.data import handwritten_digits, standard_library_text
-from stquant.jobs.demo import Comparison, compare, demo_jobs, seed_spread
+from stquant.jobs.demo import MODELS, Comparison, compare, demo_jobs, seed_spread
 from stquant.jobs.parallel import Job
 from stquant.jobs.workloads import WORKLOADS
 from stquant.report.figures import loss_curves
@@ -69,7 +69,7 @@ def test_unknown_contenders_raise(text: str) -> None:
 
 def test_the_comparison_is_run_side_by_side(tmp_path: Path) -> None:
     jobs = demo_jobs(steps=2)
-    assert [(job.model, job.optimizer) for job in jobs] == [(m, o) for m in WORKLOADS for o in DEMO]
+    assert [(job.model, job.optimizer) for job in jobs] == [(m, o) for m in MODELS for o in DEMO]
     chosen = [job for job in jobs if job.model == "vit" and job.optimizer in ("torch", "2+1")]
     told: list[tuple[Job, int, int]] = []
     comparison = compare(chosen, lambda job, done, steps, loss: told.append((job, done, steps)))

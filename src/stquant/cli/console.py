@@ -19,13 +19,17 @@ out = Console(width=None if sys.stdout.isatty() else WIDTH)
 err = Console(stderr=True)
 
 
-def bars() -> Progress:
-    """Return live progress bars on the error stream; nothing is drawn if that is not a terminal."""
+def bars(figure: str = "loss {task.fields[loss]:.3f}") -> Progress:
+    """Return live progress bars on the error stream; nothing is drawn if that is not a terminal.
+
+    Args:
+        figure: What stands behind a bar, from the fields of its task.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn(figure),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err,

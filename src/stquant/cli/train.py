@@ -19,6 +19,7 @@ class Model(str, Enum):
 
     GPT2 = "gpt2"
     VIT = "vit"
+    CLIP = "clip"
 
 
 class Dtype(str, Enum):
@@ -29,7 +30,9 @@ class Dtype(str, Enum):
 
 
 def train(
-    model: Annotated[Model, typer.Option(help="GPT-2 on source text, or ViT on handwritten digits.")],
+    model: Annotated[
+        Model, typer.Option(help="GPT-2 on source text, ViT on handwritten digits, or CLIP on digits and captions.")
+    ],
     policy: Annotated[
         str,
         typer.Option(

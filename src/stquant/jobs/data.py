@@ -16,6 +16,9 @@ VALIDATION_SHARE = 16
 
 TRAIN_IMAGES = 4000
 
+WORDINGS = ("a photo of the digit {}", "a handwritten {}", "the number {}, by hand", "somebody wrote {}")
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
 
 class Text(NamedTuple):
     """Bytes of source files, uint8 `[n]` each."""
@@ -66,3 +69,14 @@ def handwritten_digits() -> Digits:
     targets = torch.as_tensor(labels, dtype=torch.int64)[order]
     cut = TRAIN_IMAGES
     return Digits(images[:cut], targets[:cut], images[cut:], targets[cut:])
+
+
+@functools.cache
+def captions() -> Tensor:
+    """Return captions of the ten digits as ASCII bytes, int64 `[wordings, 10, length]`, padded with zeros.
+
+    The first zero ends a caption, so none fills the whole length.
+    """
+    texts = [[wording.format(digit).encode() for digit in _DIGITS] for wording in WORDINGS]
+    length = 1 + max(len(text) for row in texts for text in row)
+    return torch.tensor([[list(text.ljust(length, b"\0")) for text in row] for row in texts])

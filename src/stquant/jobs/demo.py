@@ -10,12 +10,14 @@ from typing import Any
 
 from stquant.jobs.contenders import DEMO
 from stquant.jobs.parallel import Job, Progress, run_all
-from stquant.jobs.workloads import WORKLOADS
+
+MODELS = ("gpt2", "vit")
+"""The workloads of the demo."""
 
 
 def demo_jobs(seed: int = 0, steps: int | None = None) -> list[Job]:
     """Return the jobs of the demo, by workload and contender."""
-    return [Job(model, optimizer, seed, steps) for model in WORKLOADS for optimizer in DEMO]
+    return [Job(model, optimizer, seed, steps) for model in MODELS for optimizer in DEMO]
 
 
 def seed_spread(model: str) -> float:

@@ -80,17 +80,15 @@ class Run:
         every = max(1, self.steps // EVALUATIONS)
         while self.done < self.steps:
             batch = _to(self.workload.batch(self.seed, self.done), self._dtype)
-            loss = _loss(self.model, batch)
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+            loss = backward(self.model, batch)
             self.optimizer.step()
             self.schedule.step()
             self.done += 1
             if self.done % every == 0 or self.done == self.steps:
                 self.curve.steps.append(self.done)
                 self.curve.losses.append(self.evaluate())
-            yield loss.item()
+            yield loss
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -159,6 +157,14 @@ class Run:
             return (step + 1) / warmup
         progress = min(1.0, (step - warmup) / max(1, self.steps - warmup))
         return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def backward(model: nn.Module, batch: Batch) -> float:
+    """Add the clipped gradient of a batch to the parameters' and return the loss."""
+    loss = _loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    return loss.item()
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
