@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from stquant.cli import convert, demo, doctor, formats, train
+from stquant.cli import convert, demo, doctor, formats, plan, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Optimizers whose states take few bits.")
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
 app.command("convert")(convert.convert)
 app.command("formats")(formats.formats)
 app.command("doctor")(doctor.doctor)

@@ -14,8 +14,10 @@ def held_bytes(tensors: Any) -> int:
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        storages[tensor.device, storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+        # Storages on the meta device have no address, only an identity.
+        place = storage._cdata if tensor.device.type == "meta" else storage.data_ptr()
+        storages[tensor.device, place] = storage  # held, so that no other one takes its place
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

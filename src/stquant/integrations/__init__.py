@@ -1,0 +1,1 @@
+"""Optional parts for trainers: what a callback adds to their logs."""
