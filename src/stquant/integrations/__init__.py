@@ -1,1 +1,1 @@
-"""Optional parts for trainers: what a callback adds to their logs."""
+"""What trainers of other libraries get from ours, one file for each; nothing here is needed to train."""
