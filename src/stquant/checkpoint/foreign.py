@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,14 +74,18 @@ def _has_table(format: Format, table: Tensor) -> bool:
     return torch.allclose(recipes.table(format), table.float(), rtol=_TABLE_TOLERANCE, atol=0.0)
 
 
-def load(path: Path) -> Any:
+def load(path: Path, mapped: bool = False) -> Any:
     """Read a file with torch's safe loader; torchao's tensor classes need torchao installed.
+
+    Args:
+        path: The file.
+        mapped: Leave tensors in the file until they are looked at, if its kind admits that.
 
     Raises:
         CheckpointError: The file is none of torch's, or holds objects that the loader refuses.
     """
     try:
-        return _safe_load(path)
+        return _safe_load(path, mapped)
     except pickle.UnpicklingError as error:
         if "torchao." not in str(error):
             raise CheckpointError(
@@ -95,11 +100,11 @@ def load(path: Path) -> Any:
         raise CheckpointError(
             f"{path} holds tensor classes of torchao, which is not installed; install the torchao it was written with"
         ) from error
-    return _safe_load(path)
+    return _safe_load(path, mapped)
 
 
-def _safe_load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+def _safe_load(path: Path, mapped: bool) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
 
 
 def kind_of(states: Mapping[Any, Mapping[str, Any]]) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from stquant.checkpoint import convert as conversion
-from stquant.checkpoint import foreign
-from stquant.cli import console
-from stquant.errors import CheckpointError
+from stquant.cli import console, files
 from stquant.jobs.contenders import policy_of
 
 
@@ -35,9 +32,9 @@ def convert(
 ) -> None:
     """Convert an optimizer's checkpoint; the result is written completely or not at all."""
     with console.plain_errors():
-        saved = _read(source, entry)
+        saved = files.read(source, entry)
         kind = conversion.kind_of(saved)
-        shapes = None if model is None else conversion.shapes_of(_read(model, model_entry))
+        shapes = None if model is None else conversion.shapes_of(files.read(model, model_entry))
         if to is Kind.STQUANT:
             result = conversion.to_stquant(saved, policy_of(policy), shapes=shapes)
         else:
@@ -60,16 +57,3 @@ def convert(
         highlight=False,
         markup=False,
     )
-
-
-def _read(path: Path, entry: str) -> Mapping[str, Any]:
-    """Return the dict at a dotted place of a file."""
-    found = foreign.load(path)
-    for key in filter(None, entry.split(".")):
-        if not isinstance(found, Mapping) or key not in found:
-            has = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-            raise CheckpointError(f"{path} has no entry {key!r}; it has {has}")
-        found = found[key]
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, expected a dict")
-    return found

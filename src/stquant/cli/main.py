@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from stquant.cli import calibrate, convert, demo, doctor, formats, train
+from stquant.cli import calibrate, convert, demo, doctor, formats, inspect, plan, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Optimizers whose states take few bits.")
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
+app.command("plan")(plan.plan)
+app.command("inspect")(inspect.inspect)
 app.command("convert")(convert.convert)
 app.command("formats")(formats.formats)
 app.command("doctor")(doctor.doctor)

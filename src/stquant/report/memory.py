@@ -149,9 +149,12 @@ def held_bytes(tensors: Any) -> int:
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)
         storage = local.untyped_storage()
-        if storage.nbytes() and (local.data_ptr() or not local.numel()):
-            storages[local.device, storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+        if local.device.type == "meta":
+            # Storages on the meta device have no address, only an identity.
+            storages[local.device, storage._cdata] = storage
+        elif storage.nbytes() and (local.data_ptr() or not local.numel()):
+            storages[local.device, storage.data_ptr()] = storage  # held, so that no other one takes its place
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
