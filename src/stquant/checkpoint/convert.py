@@ -20,6 +20,7 @@ from stquant.checkpoint.restore import HOW, number_noise
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig
 from stquant.checkpoint.state_dict import absorb, export, present
 from stquant.errors import CheckpointError
+from stquant.policy.budget import is_adaptive
 from stquant.policy.facts import ParameterFacts
 from stquant.policy.policies import Policy, parse
 from stquant.storage.master import check_master_bits
@@ -84,7 +85,13 @@ def to_stquant(
     """
     if kind_of(saved) == "stquant":
         raise CheckpointError("the file is one of stquant already; load it, or convert it to torch")
-    config = GroupConfig(parse(policy), check_master_bits(master_bits), seed)
+    wanted = parse(policy)
+    if is_adaptive(wanted):
+        raise ValueError(
+            f"policy={wanted!r} decides while training; convert to fixed formats such as 2+1, or let an optimizer "
+            "with this policy load the file itself"
+        )
+    config = GroupConfig(wanted, check_master_bits(master_bits), seed)
     live = {entry.index: _absorb(entry, config.policy) for entry in _entries(saved, shapes)}
     number_noise(live.values())
     groups = [{**_plain_group(group), GROUP_KEY: config.dump()} for group in saved["param_groups"]]

@@ -10,9 +10,7 @@ from torch import Tensor
 from stquant.kernels.ops import AdamRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_range, check_unsupported
-from stquant.policy.policies import Fixed, Policy
-
-DEFAULT = Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
+from stquant.policy.policies import Policy
 
 
 class Adam(PackedOptimizer):
@@ -34,9 +32,10 @@ class Adam(PackedOptimizer):
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
         decoupled_weight_decay: Decay the weights themselves, as AdamW.
-        policy: Which formats the states have: "fp32", a published recipe ("bnb8", "torchao4",
-            "flash8", "solo42", "nf4"), or an object such as `Fixed(bits=4)`. The
-            default packs `exp_avg` in 2 bits with prepay and `exp_avg_sq` in 1 bit.
+        policy: Which formats the states have. "adaptive" packs `exp_avg` in 2 bits with prepay and
+            `exp_avg_sq` in 1 bit, and spends a quarter of a bit per element more where rounding
+            moves the weights most. Others: `Budget`, `Tolerance`, `Fixed(bits=4)`, "fp32", or a
+            published recipe ("bnb8", "torchao4", "flash8", "solo42", "nf4").
         master_bits: Bits of the packed residual that a bf16 parameter gets: 1 to 8 or 16; 0
             rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
             for fp16, which takes 0 or None only. fp32 parameters have none.
@@ -66,7 +65,7 @@ class Adam(PackedOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        policy: Policy | str = DEFAULT,
+        policy: Policy | str = "adaptive",
         master_bits: int | str | None = "auto",
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
@@ -137,7 +136,7 @@ class AdamW(Adam):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        policy: Policy | str = DEFAULT,
+        policy: Policy | str = "adaptive",
         master_bits: int | str | None = "auto",
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,

@@ -9,9 +9,7 @@ from torch import Tensor
 from stquant.kernels.ops import LionRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_prepay, check_range, check_unsupported
-from stquant.policy.policies import Fixed, Policy
-
-DEFAULT = Fixed(exp_avg="mulaw4")
+from stquant.policy.policies import Policy
 
 
 class Lion(PackedOptimizer):
@@ -28,8 +26,9 @@ class Lion(PackedOptimizer):
         differentiable: False; steps cannot be differentiated.
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
-        policy: Format of `exp_avg`: "fp32" or an object such as `Fixed(bits=8)`. The default is
-            4 bits. Formats with prepay raise: the update is a sign, so nothing can be prepaid.
+        policy: Format of `exp_avg`. "adaptive" is 4 bits, and a quarter of a bit per element more
+            where rounding turns most signs. Others: `Budget`, `Tolerance`, `Fixed(bits=8)`, "fp32",
+            or a published recipe. Formats with prepay raise: nothing can be paid in advance to a sign.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "cpu", "reference", or None for the best of this machine.
@@ -54,7 +53,7 @@ class Lion(PackedOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        policy: Policy | str = DEFAULT,
+        policy: Policy | str = "adaptive",
         master_bits: int | str | None = "auto",
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,

@@ -10,9 +10,7 @@ from torch import Tensor
 from stquant.kernels.ops import SGDRule
 from stquant.optim.base import PackedOptimizer
 from stquant.optim.options import check_prepay, check_range, check_unsupported
-from stquant.policy.policies import Fixed, Policy
-
-DEFAULT = Fixed(momentum_buffer="dynamic2")
+from stquant.policy.policies import Policy
 
 
 class SGD(PackedOptimizer):
@@ -34,8 +32,9 @@ class SGD(PackedOptimizer):
         differentiable: False; steps cannot be differentiated.
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
-        policy: Format of the momentum: "fp32" or an object such as `Fixed(bits=4)`. The default
-            is 2 bits with prepay.
+        policy: Format of the momentum. "adaptive" is 2 bits with prepay, and a quarter of a bit
+            per element more where rounding moves the weights most. Others: `Budget`, `Tolerance`,
+            `Fixed(bits=4)`, "fp32", or a published recipe.
         master_bits: Bits of the packed residual of bf16 parameters, as in `AdamW`.
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "cpu", "reference", or None for the best of this machine.
@@ -61,7 +60,7 @@ class SGD(PackedOptimizer):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
-        policy: Policy | str = DEFAULT,
+        policy: Policy | str = "adaptive",
         master_bits: int | str | None = "auto",
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,

@@ -17,12 +17,12 @@ from stquant.checkpoint import foreign
 from stquant.checkpoint.convert import kind_of
 from stquant.checkpoint.foreign import Borrowed
 from stquant.checkpoint.restore import Named, named
-from stquant.checkpoint.schema import GROUP_KEY, read_group
+from stquant.checkpoint.schema import CONTROL, GROUP_KEY, read_group
 from stquant.checkpoint.state_dict import absorb
 from stquant.codecs import catalog
 from stquant.codecs.blocks import Grid
 from stquant.errors import CheckpointError, FormatError
-from stquant.policy.policies import ParameterFacts
+from stquant.policy.facts import ParameterFacts
 from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
@@ -113,7 +113,7 @@ def inspect(saved: Mapping[str, Any]) -> Inspection:
 
 
 def _ours(entry: Named, state: Mapping[str, Any]) -> Iterator[Row]:
-    names = state.keys() - {"step", "noise_id", "residual"}
+    names = state.keys() - {"step", "noise_id", "residual", CONTROL}
     states = {name: not name.endswith("exp_avg_sq") for name in state if name in names}
     shapes = {shape for name in states if (shape := _shape(state[name])) is not None}
     if len(shapes) != 1:
