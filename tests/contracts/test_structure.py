@@ -18,7 +18,7 @@ def test_the_public_names_are_these() -> None:
     assert set(stquant.__all__) == {
         *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Policy", "cast_model", "export_fp32", "formats"),
         *("memory", "release_gradients"),
-        *("StquantError", "BackendError", "CheckpointError", "FormatError"),
+        *("StquantError", "AgreementError", "BackendError", "CheckpointError", "FormatError"),
     }
     for exported in stquant.__all__:
         assert getattr(stquant, exported).__doc__

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -59,13 +59,13 @@ def model_in(layout: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return the model, with the same weights on every rank and in every layout."""
     torch.manual_seed(0)
     model: nn.Module = Model().to(dtype)
-    if layout in ("single",):
+    if layout == "single":
         return model
     if layout == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     world = dist.get_world_size()
     if layout == "replicate":
-        return replicate(model)  # type: ignore[return-value]
+        return replicate(model, mesh=init_device_mesh("cpu", (world,)))  # type: ignore[return-value]
     if layout == "hsdp":
         return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
     if layout.startswith("fsdp x"):

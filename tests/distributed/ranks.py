@@ -8,7 +8,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMEOUT = 120.0
@@ -36,16 +36,20 @@ class Ranks:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run `function(*arguments)` on every rank and return the results in the order of ranks."""
         self.start(function, *arguments)
-        results = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(TIMEOUT):
+        results, waiting = [None] * len(self._pipes), list(self._pipes)
+        while waiting:
+            ready = wait(waiting, TIMEOUT)
+            if not ready:
                 self.close()
-                raise TimeoutError(f"{function.__name__} hangs on rank {rank}")
-            result, error = pipe.recv()
-            if error is not None:
-                self.close()
-                raise AssertionError(f"{function.__name__} on rank {rank}:\n{error}")
-            results.append(result)
+                raise TimeoutError(f"{function.__name__} hangs on {len(waiting)} of {len(results)} ranks")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = self._pipes.index(pipe)
+                results[rank], error = pipe.recv()
+                waiting.remove(pipe)
+                if error is not None:
+                    self.close()
+                    raise AssertionError(f"{function.__name__} on rank {rank}:\n{error}")
         return results
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:

@@ -157,7 +157,9 @@ def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidua
         values = PackedResidual(bits, grid, packed).unpack()
     else:
         shape = (*param.shape, 2)
-        values = _from_bytes(reader.tensor("residual.values", reader.part("residual", value, "values"), torch.uint8, shape))
+        values = _from_bytes(
+            reader.tensor("residual.values", reader.part("residual", value, "values"), torch.uint8, shape)
+        )
     if values.numel() and bool((values & ((1 << (16 - bits)) - 1)).any()):
         raise reader.fail(f"residual.values are not multiples of {1 << (16 - bits)}, as {bits} bits need")
     return PackedResidual.pack(bits, grid, values.to(param.device))

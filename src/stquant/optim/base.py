@@ -16,7 +16,7 @@ from stquant.checkpoint import restore
 from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
-from stquant.distributed import tensors
+from stquant.distributed import agreement, tensors
 from stquant.kernels.backend import resolve, warn_if_slow
 from stquant.kernels.ops import Item
 from stquant.kernels.reference.measure import Rule
@@ -25,6 +25,7 @@ from stquant.optim.masters import check_masters
 from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
 from stquant.policy.budget import is_adaptive
 from stquant.policy.policies import Policy, parse
+from stquant.report.memory import tensors_of
 from stquant.storage.master import PackedResidual, check_master_bits
 from stquant.storage.packed import PackedState
 
@@ -171,7 +172,7 @@ class PackedOptimizer(PolicyDriven):
     def _decide(self) -> None:
         """Let adaptive policies plan and carry out what this step has measured."""
         if self._controller.measured:
-            self._controller.decide(self._pools(with_states=True), self.state)
+            self._controller.decide(self._pools(with_states=True), self.state, agreement.sum_parts)
 
     def _item(self, entry: Named) -> Item:
         state = self.state[entry.param]
@@ -315,6 +316,25 @@ class PackedOptimizer(PolicyDriven):
         The residuals of bf16 parameters are not part of it.
         """
         return presentation.export_all(self.param_groups, self.state)
+
+    def check_replicas(self, process_group: Any = None) -> None:
+        """Compare weights and states with those of the ranks that hold replicas; for debugging.
+
+        Every rank has to call it. Distributed parameters are compared over the mesh dimensions that
+        replicate them.
+
+        Args:
+            process_group: Ranks that hold replicas of plain parameters, as under DDP; None does not
+                compare those.
+
+        Raises:
+            AgreementError: Replicas differ; names the parameters.
+        """
+        entries = [entry for entry in named(self.param_groups) if entry.param in self.state]
+        agreement.check_replicas(
+            [(e.name, e.param, [tensors.local(e.param), *tensors_of(self.state[e.param])]) for e in entries],
+            process_group,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {
