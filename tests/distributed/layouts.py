@@ -174,6 +174,7 @@ OPTIMIZERS: dict[str, tuple[Any, torch.dtype, dict[str, Any]]] = {
         *(stquant.AdamW, torch.bfloat16),
         {"policy": stquant.Fixed(exp_avg=2, exp_avg_sq=1, block=BLOCK), "backend": "reference"},
     ),
+    "adaptive": (stquant.AdamW, torch.bfloat16, {"policy": stquant.Budget(bits=3.0, block=BLOCK, every=2)}),
     "sgd": (
         *(stquant.SGD, torch.float32),
         {"momentum": 0.9, "nesterov": True, "policy": stquant.Fixed(2, block=BLOCK)},

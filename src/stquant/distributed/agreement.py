@@ -55,7 +55,7 @@ def reduce_stats(
             dist.broadcast(values, group=process_group, group_src=0)
         else:
             values = _reduce(torch.cat(flat).to(bucket.mesh.device_type), flat, maxima, bucket)
-        for i, part in zip(members, values.split([len(vector) for vector in flat]), strict=True):
+        for i, part in zip(members, torch.split(values, [len(vector) for vector in flat]), strict=True):
             combined[i] = part.to(combined[i].device)
     return combined
 

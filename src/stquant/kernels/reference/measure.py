@@ -13,6 +13,7 @@ the energy of zeros and ones, and a sum of magnitudes that of their roots.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ def _pieces(item: Item) -> Iterator[Piece]:
     first = Piece(grid, slice(0, grid.rows), slice(0, 1)).index(torch.device("cpu"))[:, 0] // grid.whole.row
     stride = place.rows.step
     held = ((first - place.rows.start) % stride == 0).nonzero()[:, 0].tolist()
-    straight = len(held) < 2 or all(b - a == stride for a, b in zip(held, held[1:], strict=False))
+    straight = all(b - a == stride for a, b in itertools.pairwise(held))
     if held and straight:
         yield Piece(grid, slice(held[0], held[-1] + 1, stride), columns)
     elif held:
