@@ -36,6 +36,7 @@ static std::vector<Item> read(nb::bytes records) {
     if (block < kMinBlock || block > kMaxBlock || block & (block - 1))
       throw std::invalid_argument("block is not a power of two between 32 and 1024");
     if (item.grid.rows < 0 || item.grid.row < 1) throw std::invalid_argument("a grid has no elements");
+    if (item.grid.run < 0) throw std::invalid_argument("a grid has a run of less than no rows");
     if (bits < 0 || (bits > 8 && bits != 16)) throw std::invalid_argument("residual bits are 0 to 8, or 16");
     for (const State& state : item.states) check_state(state);
   }

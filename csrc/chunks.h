@@ -2,6 +2,17 @@
 //
 // Included inside the namespace of one instruction set, after codec.h.
 
+static STQ_INLINE void number_elements(const Grid& grid, Chunk& chunk) {
+  for (int b = 0; b < chunk.blocks; ++b) {
+    const int64_t element = chunk.element[b];
+    chunk.index[b] = grid.origin + element;
+    if (grid.run) {
+      const int64_t row = element / grid.row;
+      chunk.index[b] = grid.origin + row / grid.run * grid.jump + row % grid.run * grid.pitch + element % grid.row;
+    }
+  }
+}
+
 static STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& chunk) {
   const int block = int(grid.block), most = kChunk / block;
   const int blocks = last - first < most ? int(last - first) : most;
@@ -13,6 +24,7 @@ static STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Ch
       chunk.lane[b] = (first + b) * (block / kCodesPerLane);
       chunk.count[b] = block;
     }
+    number_elements(grid, chunk);
     return blocks;
   }
   const int64_t per_row = grid.blocks_per_row(), lanes = (grid.row + kCodesPerLane - 1) / kCodesPerLane;
@@ -24,6 +36,7 @@ static STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Ch
     column += block;
     if (column >= grid.row) column = 0, ++row;
   }
+  number_elements(grid, chunk);
   return blocks;
 }
 

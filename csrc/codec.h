@@ -219,11 +219,11 @@ static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
 }
 
 static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
-  for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.element[b], chunk.block, out + b * chunk.block);
+  for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.index[b], chunk.block, out + b * chunk.block);
 }
 
 static bool any_wraps(const Chunk& chunk) {
-  return wraps(chunk.element[0], chunk.element[chunk.blocks - 1] + chunk.block - chunk.element[0]);
+  return wraps(chunk.index[0], chunk.index[chunk.blocks - 1] + chunk.block - chunk.index[0]);
 }
 
 // ------------------------------------------------------------------- states, chunk by chunk
@@ -281,7 +281,7 @@ static void encode_chunk(const State& state, const Chunk& chunk, const float* sc
   uint8_t* codes = static_cast<uint8_t*>(state.data);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(scales[b], state);
-    const Noise noise = Noise::of(state.key, chunk.element[b]);
+    const Noise noise = Noise::of(state.key, chunk.index[b]);
     float* x = values + b * chunk.block;
     pack_block<Curve::bits>(codes + Curve::bits * chunk.lane[b], lanes, [&](int i, auto like) __attribute__((always_inline)) {
       using F = decltype(like);

@@ -18,8 +18,11 @@ enum Dtype : int64_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Family : int64_t { kAbsent = 0, kPlain = 1, kDynamic = 2, kMulaw = 3, kLog = 4 };
 
 // Every field of a record is 8 bytes wide, so that there is no padding to agree on.
+// A grid may be a box of that of the whole parameter: `origin` is the index there of the first
+// element, and `run` rows, `pitch` apart, repeat every `jump`; a run of 0 leaves no gaps.
 struct Grid {
   int64_t rows, row, block;
+  int64_t origin, run, jump, pitch;
 
   int64_t blocks_per_row() const { return (row + block - 1) / block; }
   int64_t blocks() const { return rows * blocks_per_row(); }
@@ -58,12 +61,14 @@ struct Stats {
 };
 
 // A run of consecutive blocks. `lane` counts the lanes before a block: times the bits of a code
-// that is the offset of its bytes, at every width. `full` says that the elements are contiguous.
+// that is the offset of its bytes, at every width. `full` says that the elements are contiguous;
+// `index` is where a block starts in the whole parameter.
 struct Chunk {
   int64_t first;
   int blocks, block;
   bool full;
   int64_t element[kMaxBlocks];
+  int64_t index[kMaxBlocks];
   int64_t lane[kMaxBlocks];
   int count[kMaxBlocks];
 };

@@ -1,7 +1,7 @@
 """STQuant: drop-in optimizers for torch whose states are packed into few bits."""
 
 from stquant.codecs.catalog import formats
-from stquant.errors import BackendError, BudgetError, CheckpointError, FormatError, StquantError
+from stquant.errors import AgreementError, BackendError, BudgetError, CheckpointError, FormatError, StquantError
 from stquant.optim.adamw import Adam, AdamW
 from stquant.optim.lion import Lion
 from stquant.optim.masters import cast_model, export_fp32
@@ -17,6 +17,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "AgreementError",
     "BackendError",
     "Budget",
     "BudgetError",

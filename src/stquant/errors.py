@@ -8,6 +8,10 @@ class StquantError(Exception):
     """Base of the exceptions that only this library raises."""
 
 
+class AgreementError(StquantError, RuntimeError):
+    """Ranks that must hold equal values do not."""
+
+
 class BackendError(StquantError, RuntimeError):
     """A backend was asked for that does not serve this machine."""
 

@@ -69,7 +69,7 @@ CORRUPT = {
     "unknown entry": (lambda s: s["state"][1].update(exp_inf=0), "holds exp_inf"),
     "residual": (
         lambda s: s["state"][1].update(
-            residual={"values": torch.zeros(40, 160, dtype=torch.int16), "bits": 8, "block": 128}
+            residual={"values": torch.zeros(40, 160, 2, dtype=torch.uint8), "bits": 8, "block": 128}
         ),
         "8-bit residual of a bfloat16 parameter, the parameter is torch.float32",
     ),
@@ -119,7 +119,7 @@ def test_residuals_must_fit_their_bits() -> None:
     optimizer = stquant.AdamW(params, master_bits=4)
     optimizer.init_state()
     bad = optimizer.state_dict()
-    bad["state"][0]["residual"]["values"][0, 0] = 5
+    bad["state"][0]["residual"]["values"][0, 0, 0] = 5
     with pytest.raises(stquant.CheckpointError, match="not multiples of 4096, as 4 bits need"):
         optimizer.load_state_dict(bad)
 

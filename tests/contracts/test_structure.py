@@ -19,7 +19,7 @@ def test_the_public_names_are_these() -> None:
         *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Budget", "Tolerance", "Policy"),
         *("cast_model", "export_fp32", "formats"),
         *("memory", "release_gradients"),
-        *("StquantError", "BackendError", "BudgetError", "CheckpointError", "FormatError"),
+        *("StquantError", "AgreementError", "BackendError", "BudgetError", "CheckpointError", "FormatError"),
     }
     for exported in stquant.__all__:
         assert getattr(stquant, exported).__doc__

@@ -92,10 +92,12 @@ def to_stquant(
             "with this policy load the file itself"
         )
     config = GroupConfig(wanted, check_master_bits(master_bits), seed)
-    live = {entry.index: _absorb(entry, config.policy) for entry in _entries(saved, shapes)}
-    number_noise(live.values())
+    entries = list(_entries(saved, shapes))
+    live = [_absorb(entry, config.policy) for entry in entries]
+    number_noise(live)
+    states = {entry.index: present(state, _parameter(entry)) for entry, state in zip(entries, live, strict=True)}
     groups = [{**_plain_group(group), GROUP_KEY: config.dump()} for group in saved["param_groups"]]
-    return {"state": {index: present(state) for index, state in live.items()}, "param_groups": groups}
+    return {"state": states, "param_groups": groups}
 
 
 def to_torch(saved: Mapping[str, Any], *, shapes: Shapes | None = None) -> dict[str, Any]:
@@ -115,10 +117,10 @@ def to_torch(saved: Mapping[str, Any], *, shapes: Shapes | None = None) -> dict[
     states = {}
     for entry in _entries(saved, shapes):
         if ours:
-            state = export(absorb(entry.name, _parameter(entry), entry.state, _expected(entry), None))
+            state = absorb(entry.name, _parameter(entry), entry.state, _expected(entry), None)
         else:
-            state = export(_absorb(entry, parse("fp32")))
-        states[entry.index] = state
+            state = _absorb(entry, parse("fp32"))
+        states[entry.index] = export(state, _parameter(entry))
     return {"state": states, "param_groups": [_plain_group(group) for group in saved["param_groups"]]}
 
 

@@ -1,7 +1,7 @@
 """Names, versions and checks of what a state dict holds.
 
 A presented state consists of tensors, numbers and dicts only, and its shapes do not depend on the
-bit-width: codes are one uint8 per element in the parameter's shape, residuals one int16. A fresh
+bit-width: codes are one uint8 per element in the parameter's shape, residuals two. A fresh
 optimizer that starts at other widths can therefore receive any file, whoever loads it. The packed
 form, for plain files, replaces these by the bytes of the live state and the parameter's shape.
 """
@@ -21,6 +21,7 @@ from stquant.codecs import catalog
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Family, Format, Octaves
 from stquant.codecs.packing import packed_bytes
+from stquant.distributed import tensors
 from stquant.errors import CheckpointError, FormatError
 from stquant.policy import policies
 from stquant.policy.policies import Policy
@@ -98,23 +99,29 @@ def read_group(text: str) -> GroupConfig:
 class Reader:
     """Takes checked parts out of one parameter's presented state; errors name the parameter."""
 
-    def __init__(self, name: str, shape: torch.Size) -> None:
+    def __init__(self, name: str, param: Tensor) -> None:
         self.name = name
-        self.shape = shape
+        self.shape = param.shape
+        self._param = param
 
     def fail(self, problem: str) -> CheckpointError:
         """Return the error to raise; `problem` says what was found and what is expected."""
         return CheckpointError(f"parameter {self.name!r}: {problem}; nothing was loaded")
 
-    def tensor(self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...]) -> Tensor:
-        """Return `value` if it is a tensor of this dtype (None: any floating dtype) and shape."""
+    def tensor(
+        self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...], grid: Grid | None = None
+    ) -> Tensor:
+        """Return this rank's part of a tensor of this dtype (None: any floating dtype) and whole shape.
+
+        With a grid, `shape` is that of its scales.
+        """
         if not isinstance(value, Tensor):
             raise self.fail(f"{where} is {type(value).__name__}, expected a tensor")
         if tuple(value.shape) != shape:
             raise self.fail(f"{where} has shape {tuple(value.shape)}, expected {shape}")
         if value.dtype is not dtype and not (dtype is None and value.is_floating_point()):
             raise self.fail(f"{where} has dtype {value.dtype}, expected {dtype or 'a floating dtype'}")
-        return value
+        return tensors.unwrap(value, self._param, grid)
 
     def part(self, where: str, state: Mapping[str, Any], key: str) -> Any:
         """Return one entry of a presented state."""
@@ -172,8 +179,8 @@ class Reader:
 
     def scales(self, where: str, state: Mapping[str, Any], format: Format, grid: Grid) -> Tensor:
         """Return scales of the right sign, all finite."""
-        shape = (*grid.scale_shape, *format.scale_parts)
-        scales = self.tensor(f"{where}.scales", self.part(where, state, "scales"), format.scale_dtype, shape)
+        shape = (*grid.whole.scale_shape, *format.scale_parts)
+        scales = self.tensor(f"{where}.scales", self.part(where, state, "scales"), format.scale_dtype, shape, grid)
         if not bool(scales.isfinite().all()):
             raise self.fail(f"{where}.scales holds non-finite values")
         if format.family is not Family.DYNAMIC and bool((scales < 0).any()):

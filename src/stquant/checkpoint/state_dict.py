@@ -11,38 +11,50 @@ from torch import Tensor
 from stquant.checkpoint.schema import CONTROL, GROUP_KEY, Reader
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Format
+from stquant.distributed import tensors
+from stquant.errors import CheckpointError
 from stquant.policy.facts import Choice
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 
 
-def present(state: Mapping[str, Any], packed: bool = False) -> dict[str, Any]:
+def present(state: Mapping[str, Any], param: Tensor, packed: bool = False) -> dict[str, Any]:
     """Return a snapshot of one parameter's live state, as tensors, numbers, lists and dicts.
 
-    The keys are those of the live state; nothing shares memory with it.
+    The keys are those of the live state; nothing shares memory with it. What has a value per
+    element or block is distributed as the parameter is.
 
     Args:
         state: The live state.
+        param: The parameter.
         packed: Keep codes and residuals packed; else they get the parameter's shape, whatever
             their bits.
     """
-    return {name: _present(value, packed) for name, value in state.items()}
+    return {
+        name: _copy(value) if name in ("step", CONTROL) else _present(value, param, packed)
+        for name, value in state.items()
+    }
 
 
-def _present(value: Any, packed: bool) -> Any:
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _present(value: Any, param: Tensor, packed: bool) -> Any:
     if isinstance(value, PackedState):
+        scales = value.scales.reshape(*value.grid.scale_shape, *value.format.scale_parts).clone()
         return {
-            **(_present_packed(value) if packed else {"codes": value.unpack()}),
-            "scales": value.scales.reshape(*value.grid.scale_shape, *value.format.scale_parts).clone(),
+            **(_present_packed(value) if packed else {"codes": tensors.wrap(value.unpack(), param)}),
+            "scales": tensors.wrap(scales, param, value.grid),
             "format": value.format.number,
             "block": value.format.block,
             "lo": value.octaves.lo,
             "log2_step": value.octaves.log2_step,
         }
     if isinstance(value, PackedResidual):
-        codes = _present_packed(value) if packed else {"values": value.unpack()}
+        codes = _present_packed(value) if packed else {"values": tensors.wrap(_to_bytes(value.unpack()), param)}
         return {**codes, "bits": value.bits, "block": value.grid.block}
-    return value.clone() if isinstance(value, Tensor) else value
+    return tensors.wrap(value.clone(), param) if isinstance(value, Tensor) else value
 
 
 def _present_packed(value: PackedState | PackedResidual) -> dict[str, Any]:
@@ -61,7 +73,8 @@ def absorb(
     Args:
         name: The parameter's name, for errors.
         param: The parameter; gives shape, dtype and device.
-        presented: What `present` returned, or the state of a torch optimizer.
+        presented: What `present` returned, or the state of a torch optimizer; whole tensors or
+            distributed ones, of which this rank's part is taken.
         states: Names of the states expected, and whether they are signed.
         choices: Formats for states that come as plain tensors; None keeps those as they are.
 
@@ -71,7 +84,7 @@ def absorb(
     Raises:
         CheckpointError: A part is missing, malformed or does not fit; names the parameter.
     """
-    reader = Reader(name, param.shape)
+    reader = Reader(name, param)
     # A plain optimizer that does not count its steps (SGD) has taken some if it has a state.
     step = presented.get("step", 1) if choices is not None else reader.part("state", presented, "step")
     live: dict[str, Any] = {"step": torch.tensor(float(reader.number("step", step, 0, 1 << 53)), dtype=torch.float32)}
@@ -100,7 +113,7 @@ def _absorb_state(
 ) -> Tensor | PackedState:
     if isinstance(value, Mapping):
         format = reader.format(where, value, signed)
-        grid = Grid.of(param.shape, format.block)
+        grid = _grid(reader, param, format.block)
         octaves = reader.octaves(where, value, format)
         scales = reader.scales(where, value, format, grid).to(param.device)
         if "packed" in value:
@@ -110,15 +123,22 @@ def _absorb_state(
         return PackedState.pack(format, grid, octaves, codes, scales)
     plain = reader.tensor(where, value, None, tuple(param.shape)).to(param.device)
     if choice is not None and choice.format.packed:
-        return _encode(reader, where, plain, choice.format)
+        return _encode(reader, where, plain, choice.format, _grid(reader, param, choice.format.block))
     live = plain_state(param)
     return live.copy_(plain)
 
 
-def _encode(reader: Reader, where: str, plain: Tensor, format: Format) -> PackedState:
+def _grid(reader: Reader, param: Tensor, block: int, scaled: bool = True) -> Grid:
+    try:
+        return tensors.grid_of(reader.name, param, block, scaled)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; nothing was loaded") from error
+
+
+def _encode(reader: Reader, where: str, plain: Tensor, format: Format, grid: Grid) -> PackedState:
     if not bool(plain.isfinite().all()):
         raise reader.fail(f"{where} holds non-finite values, which {format.name!r} cannot store")
-    return PackedState.encoded(format, plain, format.block)
+    return PackedState.encoded(format, plain, grid)
 
 
 def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidual:
@@ -131,20 +151,36 @@ def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidua
             f"the file holds a {bits}-bit residual of a bfloat16 parameter, the parameter is {param.dtype}; "
             "load the file into bfloat16 parameters"
         )
-    grid = Grid.of(param.shape, block)
+    grid = _grid(reader, param, block, scaled=False)
     if "packed" in value:
         packed = reader.packed("residual", value, bits, grid).to(param.device)
-        value = {"values": PackedResidual(bits, grid, packed).unpack()}
-    values = reader.tensor("residual.values", reader.part("residual", value, "values"), torch.int16, tuple(param.shape))
+        values = PackedResidual(bits, grid, packed).unpack()
+    else:
+        shape = (*param.shape, 2)
+        values = _from_bytes(
+            reader.tensor("residual.values", reader.part("residual", value, "values"), torch.uint8, shape)
+        )
     if values.numel() and bool((values & ((1 << (16 - bits)) - 1)).any()):
         raise reader.fail(f"residual.values are not multiples of {1 << (16 - bits)}, as {bits} bits need")
     return PackedResidual.pack(bits, grid, values.to(param.device))
 
 
+def _to_bytes(values: Tensor) -> Tensor:
+    """Show int16 as pairs of bytes, because neither gloo nor NCCL moves int16."""
+    return values.unsqueeze(-1).view(torch.uint8)
+
+
+def _from_bytes(pairs: Tensor) -> Tensor:
+    return pairs.contiguous().view(torch.int16).squeeze(-1)
+
+
 def plain_state(param: Tensor) -> Tensor:
-    """Return a state of zeros that is not packed: fp64 for fp64 parameters, fp32 for all others."""
+    """Return a state of zeros that is not packed: fp64 for fp64 parameters, fp32 for all others.
+
+    It is of the shape of what this rank holds.
+    """
     dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
-    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    return torch.zeros_like(tensors.local(param), dtype=dtype, memory_format=torch.preserve_format)
 
 
 def export_all(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
@@ -157,17 +193,17 @@ def export_all(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapp
         exported["param_groups"].append(plain)
         for param in group["params"]:
             if param in states:
-                exported["state"][index] = export(states[param])
+                exported["state"][index] = export(states[param], param)
             index += 1
     return exported
 
 
-def export(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def export(state: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
     """Return one live state as a plain torch optimizer would save it, in fp32."""
     exported = {}
     for name, value in state.items():
         if isinstance(value, PackedState):
-            exported[name] = value.decode()
+            exported[name] = tensors.wrap(value.decode(), param)
         elif isinstance(value, Tensor) and name != CONTROL:
-            exported[name] = value.clone()
+            exported[name] = value.clone() if name == "step" else tensors.wrap(value.clone(), param)
     return exported

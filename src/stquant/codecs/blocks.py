@@ -3,7 +3,8 @@
 The grid follows from the shape of the whole parameter and nothing else. A parameter is a matrix
 of rows: the last dimension, or as many trailing dimensions as it takes to fill a block, but never
 dimension 0, so that a cut along dimension 0 never cuts a block. Each row is cut into blocks, the
-last of which may be short.
+last of which may be short. A rank that holds a box of the parameter has the part of the grid that
+lies in it, with the whole parameter's blocks and element numbers.
 """
 
 from __future__ import annotations
@@ -22,31 +23,62 @@ MIN_ROW = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """Rows and blocks of one parameter.
+class Box:
+    """Where what a rank holds of a parameter lies.
 
     Attributes:
-        shape: Shape of the whole parameter.
+        whole: Shape of the whole parameter.
+        start: Place of the box's first element, in every dimension.
+        shape: Shape of the box; may be empty.
+    """
+
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Index in the whole parameter of the first element of a row of a box.
+
+    `origin + row // run * jump + row % run * pitch`; a run of 0 stands for rows that follow each
+    other without a gap.
+    """
+
+    origin: int
+    run: int = 0
+    jump: int = 0
+    pitch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows and blocks of one parameter, or of the box of it that a rank holds.
+
+    Attributes:
+        shape: Shape of what is held.
         lead: Number of leading dimensions that count rows; the others make up a row.
         block: Elements of a full block.
+        box: Where that lies, None if it is the whole parameter.
     """
 
     shape: tuple[int, ...]
     lead: int
     block: int
+    box: Box | None = None
 
     @classmethod
-    def of(cls, shape: Sequence[int], block: int) -> Grid:
+    def of(cls, shape: Sequence[int], block: int, box: Box | None = None) -> Grid:
         """Return the grid of a parameter with the global `shape`; `()` is one row of one element."""
         sizes = tuple(shape)
         lead = max(0, len(sizes) - 1)
         while lead > 1 and math.prod(sizes[lead:]) < block:
             lead -= 1
-        return cls(sizes, lead, block)
+        return cls(sizes, lead, block) if box is None else cls(box.shape, lead, block, box)
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows that are held."""
         return math.prod(self.shape[: self.lead])
 
     @property
@@ -56,7 +88,7 @@ class Grid:
 
     @property
     def elements(self) -> int:
-        """Elements of the parameter."""
+        """Elements that are held."""
         return self.rows * self.row
 
     @property
@@ -66,8 +98,35 @@ class Grid:
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
-        """Shape in which scales are shown: the parameter's leading dimensions, then blocks."""
+        """Shape in which scales are shown: the leading dimensions, then blocks."""
         return (*self.shape[: self.lead], self.blocks_per_row)
+
+    @property
+    def whole(self) -> Grid:
+        """The grid of the whole parameter."""
+        return self if self.box is None else Grid(self.box.whole, self.lead, self.block)
+
+    def why_not_index(self) -> str | None:
+        """Say why a row of the box is no run of elements of the whole parameter, or None if it is."""
+        for dim in range(self.lead + 1, len(self.shape)) if self.box else ():
+            if self.shape[dim] != self.whole.shape[dim]:
+                return f"dimension {dim} is inside rows that dimensions {self.lead} to {len(self.shape) - 1} make up"
+        return None
+
+    def strides(self) -> Strides | None:
+        """Return how rows lie in the whole parameter; None if one run and one jump cannot say it."""
+        if self.box is None:
+            return Strides(0)
+        whole = self.box.whole
+        size = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
+        origin = sum(start * step for start, step in zip(self.box.start, size, strict=True))
+        pitch = self.whole.row
+        cut = [dim for dim in range(1, self.lead) if self.shape[dim] != whole[dim]]
+        if len(cut) > 1:
+            return None
+        if cut:
+            return Strides(origin, math.prod(self.shape[cut[0] : self.lead]), size[cut[0] - 1], pitch)
+        return Strides(origin) if self.row == pitch else Strides(origin, max(1, self.rows), 0, pitch)
 
     def pieces(self, limit: int, whole_slices: bool = False) -> Iterator[Piece]:
         """Cut the grid into pieces of about `limit` elements, on block borders.
@@ -114,7 +173,18 @@ class Piece:
         """Index of every element in the whole parameter, int64 `[rows, width]`."""
         rows = torch.arange(self.rows.start, self.rows.stop, self.rows.step or 1, dtype=torch.int64, device=device)
         columns = torch.arange(self.columns.start, self.columns.stop, dtype=torch.int64, device=device)
-        return rows[:, None] * self.grid.row + columns
+        box = self.grid.box
+        if box is None:
+            return rows[:, None] * self.grid.row + columns
+        first, size = torch.zeros_like(rows), 1
+        for dim in reversed(range(len(box.whole))):
+            if dim < self.grid.lead:
+                first += (rows % box.shape[dim] + box.start[dim]) * size
+                rows = rows // box.shape[dim]
+            else:
+                first += box.start[dim] * size
+            size *= box.whole[dim]
+        return first[:, None] + columns
 
 
 def why_not_packed(shape: Sequence[int], block: int, flat: bool = False) -> str | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from stquant.codecs import rounding
-from stquant.codecs.blocks import Grid
+from stquant.codecs.blocks import Grid, Strides
 from stquant.codecs.format import Family, Format, Octaves
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
@@ -35,7 +35,7 @@ except ImportError as error:
 else:
     REASON = None
 
-_RECORD = struct.Struct("=3q Q q Q q Q q q Q q" + "Q Q q q q q q q Q" * 3 + "9d")
+_RECORD = struct.Struct("=7q Q q Q q Q q q Q q" + "Q Q q q q q q q Q" * 3 + "9d")
 """The fields of `Item` in `csrc/layout.h`."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -157,6 +157,8 @@ def why_not(item: Item) -> str | None:
         return "a running maximum next to packed states"
     if grid is not None and grid.block > _cpu.MAX_BLOCK:
         return f"blocks of more than {_cpu.MAX_BLOCK}"
+    if item.box is not None and _strides(_grid(item)) is None:
+        return "the parameter is sharded along several dimensions between the first and the last"
     return _why_not_tensors(tensors)
 
 
@@ -249,15 +251,25 @@ def _format_fields(format: Format, octaves: Octaves) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _grid_fields(grid: Grid) -> tuple[int, int, int]:
-    return grid.rows, grid.row, grid.block
+def _grid_fields(grid: Grid) -> tuple[int, ...]:
+    strides = _strides(grid) or Strides(0)  # only a step asks for them, and `why_not` has looked
+    return grid.rows, grid.row, grid.block, strides.origin, strides.run, strides.jump, strides.pitch
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides(grid: Grid) -> Strides | None:
+    return grid.strides()
 
 
 def _grid(item: Item) -> Grid:
     for state in item.states.values():
         if not isinstance(state, Tensor):
             return state.grid
-    return item.residual.grid if item.residual is not None else Grid((item.param.numel(),), 0, 128)
+    if item.residual is not None:
+        return item.residual.grid
+    if item.box is None or not item.stochastic:
+        return Grid((item.param.numel(),), 0, 128)
+    return Grid.of(item.box.whole, 128, item.box)
 
 
 @functools.lru_cache(maxsize=64)

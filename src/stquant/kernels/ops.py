@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stquant.codecs.blocks import Grid
+from stquant.codecs.blocks import Box, Grid
 from stquant.codecs.format import Format, Octaves
 
 
@@ -55,6 +55,7 @@ class Item:
         stochastic: Whether a 16-bit parameter is rounded stochastically; without it to nearest.
         step: The parameter's own step count, this step included: 1 or more.
         noise_id: The parameter's number in the random key.
+        box: Where `param` lies in the whole parameter; None if it is that.
     """
 
     param: Tensor
@@ -64,6 +65,7 @@ class Item:
     stochastic: bool
     step: int
     noise_id: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from stquant.checkpoint import restore
 from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
-from stquant.codecs.blocks import Grid
+from stquant.distributed import agreement, tensors
 from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
 from stquant.kernels.ops import Item
 from stquant.kernels.reference.measure import Rule
@@ -26,6 +26,7 @@ from stquant.optim.options import check_fused
 from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
 from stquant.policy.budget import is_adaptive
 from stquant.policy.policies import Policy, parse
+from stquant.report.memory import tensors_of
 from stquant.storage.master import PackedResidual, check_master_bits
 from stquant.storage.packed import PackedState
 
@@ -113,8 +114,7 @@ class PackedOptimizer(PolicyDriven):
             self._check_options(group)
             self._policy(group).check(self.STATES)
         for entry in named(groups):
-            if hasattr(entry.param, "device_mesh"):
-                raise ValueError(f"parameter {entry.name!r} is a DTensor; this version trains plain tensors only")
+            tensors.check_supported(entry.name, entry.param)
             if entry.param.dtype not in _FLOATS:
                 raise ValueError(
                     f"parameter {entry.name!r} has dtype {entry.param.dtype}; "
@@ -125,6 +125,8 @@ class PackedOptimizer(PolicyDriven):
                 formats = [choice.format for choice in choices.values()]
                 check_fused(entry.name, why_not_compiled(self._backend_name, entry.param, formats))
             for state, choice in choices.items():
+                if choice.format.packed:
+                    tensors.grid_of(entry.name, entry.param, choice.format.block)
                 if choice.format.prepay and not rounding.keeps_small_changes:
                     raise ValueError(
                         f"parameter {entry.name!r}: {choice.format.name} of {state} prepays small changes, which "
@@ -175,20 +177,21 @@ class PackedOptimizer(PolicyDriven):
     def _decide(self) -> None:
         """Let adaptive policies plan and carry out what this step has measured."""
         if self._controller.measured:
-            self._controller.decide(self._pools(with_states=True), self.state)
+            self._controller.decide(self._pools(with_states=True), self.state, agreement.sum_parts)
 
     def _item(self, entry: Named) -> Item:
         state = self.state[entry.param]
         state["step"] += 1
         assert entry.param.grad is not None
         return Item(
-            param=entry.param.detach(),
-            grad=entry.param.grad.detach(),
+            param=tensors.local(entry.param),
+            grad=tensors.local_grad(entry.param, entry.param.grad),
             states={name: state[name] for name in self._states(entry.group)},
             residual=state.get("residual"),
             stochastic=rounding_of(entry).stochastic,
             step=int(state["step"]),
             noise_id=state["noise_id"],
+            box=tensors.box_of(entry.param),
         )
 
     @torch.no_grad()
@@ -205,7 +208,7 @@ class PackedOptimizer(PolicyDriven):
                 if entry.param.requires_grad or entry.param.grad is not None:
                     fresh.append(entry)
                 continue
-            if any(isinstance(value, Mapping) for value in state.values()):
+            if any(isinstance(value, Mapping) or tensors.is_distributed(value) for value in state.values()):
                 # Some wrappers write what state_dict() returned straight into `state`.
                 self.state[entry.param] = state = self._absorb(entry, state, None)
             if not self._states(entry.group).keys() <= state.keys():
@@ -231,7 +234,7 @@ class PackedOptimizer(PolicyDriven):
         states: dict[str, torch.Tensor | PackedState] = {}
         for name, choice in self._choose(entry, choices).items():
             if choice.format.packed:
-                grid = Grid.of(param.shape, choice.format.block)
+                grid = tensors.grid_of(entry.name, param, choice.format.block)
                 states[name] = PackedState.zeros(choice.format, grid, param.device)
             else:
                 states[name] = presentation.plain_state(param)
@@ -242,11 +245,12 @@ class PackedOptimizer(PolicyDriven):
         bits = rounding_of(entry).residual_bits
         if bits and "residual" not in state:
             grids = [value.grid for value in state.values() if isinstance(value, PackedState)]
-            grid = grids[0] if grids else Grid.of(entry.param.shape, 128)
+            grid = grids[0] if grids else tensors.grid_of(entry.name, entry.param, 128, scaled=False)
             if start is None:
                 state["residual"] = PackedResidual.zeros(bits, grid, entry.param.device)
             else:
-                state["residual"] = PackedResidual.pack(bits, grid, start.to(entry.param.device))
+                part = tensors.unwrap(start, entry.param).to(entry.param.device)
+                state["residual"] = PackedResidual.pack(bits, grid, part)
         return state
 
     def state_dict(self, *, packed: bool = False) -> dict[str, Any]:
@@ -261,7 +265,7 @@ class PackedOptimizer(PolicyDriven):
             ValueError: `packed` was asked for, and a parameter is sharded.
         """
         for entry in named(self.param_groups):
-            if packed and hasattr(entry.param, "device_mesh"):
+            if packed and tensors.is_distributed(entry.param):
                 raise ValueError(
                     f"parameter {entry.name!r} is a DTensor, and a packed file holds whole tensors only; "
                     "save state_dict() with torch.distributed.checkpoint"
@@ -324,6 +328,25 @@ class PackedOptimizer(PolicyDriven):
             text = text.replace(f"{GROUP_KEY}: {dumped}\n", f"{GROUP_KEY}: {read_group(dumped)}\n")
         return text
 
+    def check_replicas(self, process_group: Any = None) -> None:
+        """Compare weights and states with those of the ranks that hold replicas; for debugging.
+
+        Every rank has to call it. Distributed parameters are compared over the mesh dimensions that
+        replicate them.
+
+        Args:
+            process_group: Ranks that hold replicas of plain parameters, as under DDP; None does not
+                compare those.
+
+        Raises:
+            AgreementError: Replicas differ; names the parameters.
+        """
+        entries = [entry for entry in named(self.param_groups) if entry.param in self.state]
+        agreement.check_replicas(
+            [(e.name, e.param, [tensors.local(e.param), *tensors_of(self.state[e.param])]) for e in entries],
+            process_group,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
@@ -355,4 +378,5 @@ def check_gradient(entry: Named) -> None:
 def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:
     """Replace live states by what a file may hold; the first of the post hooks, so others see that."""
     packed = optimizer._packs_files if isinstance(optimizer, PackedOptimizer) else False
-    result["state"] = {key: presentation.present(value, packed) for key, value in result["state"].items()}
+    params = [entry.param for entry in named(optimizer.param_groups)]
+    result["state"] = {key: presentation.present(value, params[key], packed) for key, value in result["state"].items()}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stquant.codecs import residual
+from stquant.distributed import tensors
 from stquant.storage.master import WeightRounding, check_master_bits
 
 
@@ -27,7 +28,7 @@ def cast_model(model: nn.Module, master_bits: int | str = "auto") -> dict[str, T
         step. Parameters that are bf16 already have none.
 
     Raises:
-        ValueError: `master_bits` is not available.
+        ValueError: `master_bits` is not available, or the model is sharded.
     """
     if master_bits is None:
         raise ValueError('master_bits=None keeps no residual; use "auto", 0 to 8, 16, or model.to(torch.bfloat16)')
@@ -35,6 +36,8 @@ def cast_model(model: nn.Module, master_bits: int | str = "auto") -> dict[str, T
     masters = {}
     with torch.no_grad():
         for name, param in model.named_parameters():
+            if tensors.is_distributed(param):
+                raise ValueError(f"parameter {name!r} is distributed already; cast the model before it is sharded")
             if param.is_floating_point() and param.dtype is not torch.bfloat16:
                 half, rest = residual.split(param.detach().float().contiguous(), bits)
                 param.data = torch.empty_like(param, dtype=torch.bfloat16).copy_(half)
@@ -93,7 +96,7 @@ def export_fp32(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
         plain = value.detach()
         rest = optimizer.state[value].get("residual") if value in optimizer.state else None
         if rest is not None:
-            exported[name] = residual.join(plain, rest.unpack())
+            exported[name] = tensors.wrap(residual.join(tensors.local(plain), rest.unpack()), plain)
         elif value in parameters and plain.dtype in (torch.bfloat16, torch.float16):
             exported[name] = plain.float()
         else:

@@ -73,7 +73,7 @@ class PolicyDriven(torch.optim.Optimizer):
             if self.state.get(entry.param):
                 state = self.state[entry.param]
                 state.pop(CONTROL, None)
-                refit(entry.param, state, self._choose(entry, choices), keep=is_adaptive(wanted))
+                refit(entry.name, entry.param, state, self._choose(entry, choices), keep=is_adaptive(wanted))
                 self._with_control(entry, state)
         self._controller = Controller()
         self._fit()

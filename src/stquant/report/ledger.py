@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from stquant.checkpoint.schema import CONTROL
+from stquant.distributed.tensors import local
 from stquant.report.memory import held_bytes
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
@@ -23,7 +24,7 @@ class Row:
         parameter: The parameter's name.
         state: The state's name.
         shape: The parameter's shape.
-        elements: Elements that the state describes; 0 for `step` and `control`, which describe none.
+        elements: Elements that the state describes on this rank; 0 for `step` and `control`.
         format: Name of the format.
         bytes: Bytes that the state's storages hold: codes, scales and padding.
         reason: Why the state is not packed, or empty.
@@ -101,7 +102,7 @@ def rows_of(name: str, param: Tensor, state: Mapping[str, Any], reasons: Mapping
         state: Its live state.
         reasons: Why states are not packed, by state.
     """
-    shape, elements = tuple(param.shape), param.numel()
+    shape, elements = tuple(param.shape), local(param).numel()
     for key, value in state.items():
         if isinstance(value, PackedState):
             yield Row(name, key, shape, elements, value.format.name, held_bytes(value.tensors()))

@@ -43,14 +43,15 @@ class PackedState:
         return cls(format, grid, default_octaves(format), codes, scales)
 
     @classmethod
-    def encoded(cls, format: Format, values: Tensor, block: int) -> PackedState:
-        """Return the encoding of plain values, rounded to nearest; shape and device are theirs."""
-        state = cls.zeros(format, Grid.of(values.shape, block), values.device)
+    def encoded(cls, format: Format, values: Tensor, grid: Grid | int) -> PackedState:
+        """Return the encoding of plain values, rounded to nearest, on a grid or in blocks of a size."""
+        grid = Grid.of(values.shape, grid) if isinstance(grid, int) else grid
+        state = cls.zeros(format, grid, values.device)
         resolve(None).encode_(state, values)
         return state
 
     def decode(self) -> Tensor:
-        """Return the values, fp32, in the parameter's shape."""
+        """Return the values, fp32, in the shape of what is held."""
         out = torch.empty(self.grid.shape, dtype=torch.float32, device=self.codes.device)
         return resolve(None).decode(self, out)
 
@@ -61,7 +62,7 @@ class PackedState:
         return state
 
     def unpack(self) -> Tensor:
-        """Return one uint8 code per element, in the parameter's shape."""
+        """Return one uint8 code per element, in the shape of what is held."""
         codes = torch.empty(self.grid.shape, dtype=torch.uint8, device=self.codes.device)
         for piece in self.grid.pieces(PIECE):
             write_(codes, piece, codec.load_codes(self, piece))

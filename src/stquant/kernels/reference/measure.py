@@ -13,6 +13,8 @@ the energy of zeros and ones, and a sum of magnitudes that of their roots.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,7 +77,9 @@ def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor
     """
     found = torch.zeros(len(items), len(names(candidates)), BINS, dtype=torch.int64)
     for batch in _batches(items):
-        sampled = [_sample(items[position], position, rule) for position in batch]
+        sampled = [
+            _sample(items[position], piece, position, rule) for position in batch for piece in _pieces(items[position])
+        ]
         if sampled:
             _add_energies_(found, _Sample.joined(sampled), candidates)
     return found
@@ -138,8 +142,35 @@ def _batches(items: Sequence[Item]) -> Iterator[list[int]]:
     yield batch
 
 
+def _pieces(item: Item) -> Iterator[Piece]:
+    """Yield what of the sample of the whole parameter lies in the box that is held."""
+    grid = _grid(item)
+    place = _place(grid.whole, item.step)
+    if grid.box is None:
+        yield place
+        return
+    left = grid.box.start[grid.lead] * math.prod(grid.box.whole[grid.lead + 1 :]) if grid.box.start else 0
+    columns = slice(max(place.columns.start - left, 0), min(place.columns.stop - left, grid.row))
+    if columns.start >= columns.stop:
+        return
+    first = Piece(grid, slice(0, grid.rows), slice(0, 1)).index(torch.device("cpu"))[:, 0] // grid.whole.row
+    stride = place.rows.step
+    held = ((first - place.rows.start) % stride == 0).nonzero()[:, 0].tolist()
+    straight = all(b - a == stride for a, b in itertools.pairwise(held))
+    if held and straight:
+        yield Piece(grid, slice(held[0], held[-1] + 1, stride), columns)
+    elif held:
+        yield from (Piece(grid, slice(row, row + 1), columns) for row in held)
+
+
+def _grid(item: Item) -> Grid:
+    state = next(iter(item.states.values()))
+    assert not isinstance(state, Tensor), "only packed states are measured"
+    return state.grid
+
+
 def _place(grid: Grid, step: int) -> Piece:
-    """Choose the sampled rows and columns of a parameter at a step."""
+    """Choose the sampled rows and columns of a whole parameter at a step."""
     turn = rounding.mix64(step)
     if grid.row > SAMPLE:
         stretches = -(-grid.row // SAMPLE)
@@ -151,14 +182,12 @@ def _place(grid: Grid, step: int) -> Piece:
     return Piece(grid, slice(turn % stride, grid.rows, stride), columns)
 
 
-def _sample(item: Item, owner: int, rule: Rule) -> _Sample:
-    state = next(iter(item.states.values()))
-    assert not isinstance(state, Tensor), "only packed states are measured"
-    part = ItemPiece(item, _place(state.grid, item.step), rule.seed)
+def _sample(item: Item, piece: Piece, owner: int, rule: Rule) -> _Sample:
+    part, grid = ItemPiece(item, piece, rule.seed), _grid(item)
     read = _READ[type(rule)](part, rule)
 
     def cut(values: Tensor) -> Tensor:
-        return blocks.to_blocks(values, state.grid.block).flatten(0, 1).cpu()
+        return blocks.to_blocks(values, grid.block).flatten(0, 1).cpu()
 
     finite = read.finite
     values = {name: cut(torch.where(finite, value, 0.0)) for name, value in read.values.items()}

@@ -101,4 +101,6 @@ def _grid(item: Item) -> Grid:
     for state in item.states.values():
         if not isinstance(state, Tensor):
             return state.grid
-    return Grid.of(item.param.shape, 128) if item.residual is None else item.residual.grid
+    if item.residual is not None:
+        return item.residual.grid
+    return Grid.of(item.box.whole if item.box else item.param.shape, 128, item.box)
