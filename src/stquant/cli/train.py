@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from stquant.cli import console
 from stquant.jobs.parallel import Job
 from stquant.jobs.training import Run
 from stquant.report import record
+from stquant.report.runlog import RunLog
 
 
 class Model(str, Enum):
@@ -48,6 +50,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the checkpoint and run.json.")] = None,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints, with --out.")] = 200,
     resume: Annotated[Path | None, typer.Option(help="Checkpoint to continue from, bit for bit.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Run log for `stquant report`; with --resume it is continued.")
+    ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Print what every state costs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -56,10 +61,13 @@ def train(
         run = Job(model.value, policy, seed, steps, dtype.value, master_bits).run()
         if resume is not None:
             run.resume(resume)
-    with console.bars() as bars:
+        written = None if log is None else RunLog(log).attach(run.optimizer)
+    with console.bars() as bars, written or nullcontext():
         bar = bars.add_task(f"{model.value}  {run.contender.name}", total=run.steps, completed=run.done, loss=0.0)
         for loss in run.train():
             bars.update(bar, completed=run.done, loss=loss)
+            if written is not None:
+                written.loss(run.done, loss)
             if out is not None and (run.done % save_every == 0 or run.done == run.steps):
                 run.save(out / "checkpoint.pt")
     result = run.result()

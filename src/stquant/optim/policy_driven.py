@@ -16,9 +16,9 @@ from stquant.optim.adaptive import Controller, fit, start
 from stquant.optim.pools import Member, Pool, fresh_control, pools
 from stquant.optim.refit import refit
 from stquant.policy.budget import is_adaptive
-from stquant.policy.decision import Decision
 from stquant.policy.facts import Choice, ParameterFacts
 from stquant.policy.policies import Policy, parse
+from stquant.report.decisions import Decisions
 from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import WeightRounding
 from stquant.storage.packed import PackedState
@@ -39,12 +39,12 @@ class PolicyDriven(torch.optim.Optimizer):
         """Return what every state of every parameter costs now, in bytes and bits."""
         return Ledger(list(self._rows()))
 
-    def decisions(self) -> tuple[Decision, ...]:
-        """Return the last decision of each adaptive policy: what was measured, changed, and why.
+    def decisions(self) -> Decisions:
+        """Return the last decision of each adaptive policy: what was measured, changed, and why; `str()` is a table.
 
         Empty before the first decision, after a load, and for policies that are not adaptive.
         """
-        return tuple(self._controller.decisions.values())
+        return Decisions(decision for _, decision in sorted(self._controller.decisions.items()))
 
     @torch.no_grad()
     def set_policy(self, policy: Policy | str, group: int | None = None) -> None:
