@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from stquant.codecs import catalog
@@ -94,6 +95,28 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """What all policies together hold from a step on, until the next one.
+
+    Attributes:
+        step: When.
+        widths: Bytes of the adapting states by bits of their codes, few bits first.
+        beside: Bytes that count besides: states that cannot be packed, step counts, residuals.
+        budget: Bytes allowed; None if a policy has no limit of bytes.
+    """
+
+    step: int
+    widths: dict[int, int]
+    beside: int
+    budget: int | None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that count."""
+        return self.beside + sum(self.widths.values())
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A run, arranged for showing.
 
@@ -102,6 +125,7 @@ class History:
         conditions: Versions and machine.
         end: Last step that the log speaks of.
         pools: One for each policy that decided.
+        holdings: Bytes over time; the first is how the run started.
         tracks: One for each state, in the order of the parameters.
         changes: All changes of formats, in order of time.
         losses: Step and training loss.
@@ -111,6 +135,7 @@ class History:
     conditions: dict[str, Any]
     end: int
     pools: tuple[Pool, ...]
+    holdings: tuple[Holding, ...]
     tracks: tuple[Track, ...]
     changes: tuple[Change, ...]
     losses: tuple[tuple[int, float], ...]
@@ -124,6 +149,7 @@ class History:
             conditions=log.header["conditions"],
             end=end,
             pools=tuple(map(_pool, _by_pool(log.decisions))),
+            holdings=tuple(_holdings(log.decisions)),
             tracks=tuple(_tracks(log, end)),
             changes=tuple(
                 Change(decision.step, state)
@@ -164,6 +190,7 @@ class History:
             "bits": self.bits,
             "exceeded": list(self.exceeded),
             "policies": [_dict(pool) for pool in self.pools],
+            "bytes": [{**_dict(held), "bytes": held.bytes} for held in self.holdings],
             "states": [_track_dict(track) for track in self.tracks],
             "changes": [_change_dict(change) for change in self.changes],
             "losses": [{"step": step, "loss": _finite(loss)} for step, loss in self.losses],
@@ -186,6 +213,35 @@ def _pool(taken: Sequence[Decision]) -> Pool:
         budgets=tuple(decision.budget for decision in taken),
         predicted=tuple(map(decisions.predicted, taken)),
         measured=tuple(map(decisions.measured, taken)),
+    )
+
+
+def _holdings(taken: Sequence[Decision]) -> Iterator[Holding]:
+    """The first decision of each policy also tells with what it started."""
+    now = {pool[0].states[0].parameter: pool[0] for pool in _by_pool(taken)}
+    started = set(now)
+    if now:
+        yield _holding(0, now, started)
+    for step, part in groupby(taken, key=lambda decision: decision.step):
+        for decision in part:
+            now[decision.states[0].parameter] = decision
+            started.discard(decision.states[0].parameter)
+        yield _holding(step, now, started)
+
+
+def _holding(step: int, now: dict[str, Decision], started: set[str]) -> Holding:
+    widths: dict[int, int] = {}
+    for name, decision in now.items():
+        for state in decision.states:
+            format, held = (state.old, state.old_bytes) if name in started else (state.new, state.new_bytes)
+            width = _width(format, 8 * held / state.elements)
+            widths[width] = widths.get(width, 0) + held
+    budgets = [decision.budget for decision in now.values()]
+    return Holding(
+        step=step,
+        widths=dict(sorted(widths.items())),
+        beside=sum(decision.bytes - sum(state.new_bytes for state in decision.states) for decision in now.values()),
+        budget=None if None in budgets else sum(filter(None, budgets)),
     )
 
 
@@ -220,7 +276,7 @@ def _spans(parts: Sequence[tuple[int, StateDecision]], end: int) -> Iterator[Spa
 
 
 def _span(start: int, stop: int, name: str, held: int, elements: int) -> Span:
-    bits = 8 * held / elements if elements else 0.0
+    bits = 8 * held / elements
     return Span(start, stop, name, _width(name, bits), bits)
 
 
