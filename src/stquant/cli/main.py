@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stquant.cli import calibrate, convert, demo, doctor, formats, inspect, plan, train
+from stquant.cli import calibrate, convert, demo, doctor, formats, inspect, plan, report, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Optimizers whose states take few bits.")
 app.command("train")(train.train)
@@ -13,6 +13,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("convert")(convert.convert)
+app.command("report")(report.report)
 app.command("formats")(formats.formats)
 app.command("doctor")(doctor.doctor)
 

@@ -15,9 +15,12 @@ from rich.filesize import decimal
 
 from stquant.report.charts import Scale, downsampled, linear, logarithmic
 from stquant.report.decisions import share
-from stquant.report.history import Change, History, Holding, Pool, Track
+from stquant.report.history import Change, History, Holding, Pool, Span, Track
 
 LAST_CHANGES = 50
+
+NUMBERED = 0.05
+"""Share of a run from which on a part of a strip has room for a digit, on a phone."""
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -181,16 +184,15 @@ def _strip(track: Track) -> dict[str, Any]:
         "state": track.state,
         "alt": f"{track.state}: {', then '.join(said)}",
         "bits": f"{track.spans[-1].bits:.2f}",
-        "parts": [
-            (
-                _css(span.width),
-                max(span.stop - span.start, 1),
-                span.width,
-                f"steps {span.start:,} to {span.stop:,}: {span.format}, {span.bits:.2f} bits",
-            )
-            for span in track.spans
-        ],
+        "parts": [_part(span, track.spans[-1].stop) for span in track.spans],
     }
+
+
+def _part(span: Span, end: int) -> tuple[str, int, str, str]:
+    """Class, length, text and hint of a part of a strip; the text only where there is room for it."""
+    length = max(span.stop - span.start, 1)
+    text = str(span.width) if length >= NUMBERED * end else ""
+    return _css(span.width), length, text, f"steps {span.start:,} to {span.stop:,}: {span.format}, {span.bits:.2f} bits"
 
 
 def _rows(tracks: Sequence[Track]) -> list[tuple[str, list[str]]]:
@@ -206,8 +208,12 @@ def _rows(tracks: Sequence[Track]) -> list[tuple[str, list[str]]]:
     factors = dict.fromkeys(name for track in tracks for name in track.last.factors)
     for name in factors:
         values = [track.last.factors.get(name, math.nan) for track in tracks]
-        rows.append((name.replace("_", " "), [f"{value:,.4g}" for value in values]))
+        rows.append((name.replace("_", " "), [_factor(value) for value in values]))
     return rows
+
+
+def _factor(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _change_row(change: Change) -> tuple[str, str, str, str, str]:
