@@ -17,11 +17,11 @@ WIDTH_COLOURS = {
     2: "#c7e9b4",
     3: "#7fcdbb",
     4: "#41b6c4",
-    5: "#1d91c0",
+    5: "#1878a3",
     6: "#225ea8",
     8: "#081d58",
 }
-"""Few bits light, many dark; ColorBrewer's YlGnBu, which readers with any colour vision can order."""
+"""Few bits light, many dark, in an order that readers with any colour vision see; after ColorBrewer's YlGnBu."""
 
 _BESIDE, _LINE, _MARK = "#cbd2d9", "#1864ab", "#c2410c"
 _DARK_FROM = 5
