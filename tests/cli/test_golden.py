@@ -21,6 +21,7 @@ from stquant.jobs.demo import Comparison
 from stquant.kernels.backend import Explanation
 from stquant.report.formats import describe
 from tests.optim.helpers import gradients, parameters, run
+from tests.report import runs as logs
 
 pytestmark = pytest.mark.filterwarnings("default")
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "inspect_torch": (("inspect", "torch.pt"), 0),
     "inspect_damaged": (("inspect", "damaged.pt"), 1),
     "convert": (("convert", "torch.pt", "converted.pt", "--policy", "4"), 0),
+    "report": (("report", "run.jsonl"), 0),
+    "report_exceeded": (("report", "exceeded.jsonl"), 1),
     "formats": (("formats",), 0),
     "doctor": (("doctor",), 0),
     "train": (("train", "--model", "vit", "--steps", "1"), 0),
@@ -89,6 +92,8 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = ours.state_dict()
     damaged["state"][0]["exp_avg"]["scales"][0] = float("nan")
     torch.save(damaged, "damaged.pt")
+    for name, budget in (("run", 2000), ("exceeded", 1100)):
+        logs.write(Path(f"{name}.jsonl"), logs.decisions(budget), [(1, 5.0), (45, 0.5)])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

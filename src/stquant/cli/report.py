@@ -44,10 +44,8 @@ def report(
     else:
         _print(found, history)
         for written in filter(None, (html, png)):
-            console.out.print(f"written: {written}", highlight=False, markup=False)
+            console.out.print(f"written: {written}", highlight=False, markup=False, soft_wrap=True)
     if history.exceeded:
-        steps = ", ".join(f"{step:,}" for step in history.exceeded)
-        console.err.print(f"stquant: the budget was exceeded at step {steps}", style="red", highlight=False)
         raise typer.Exit(1)
 
 
@@ -66,6 +64,9 @@ def _print(log: Log, history: History) -> None:
     lines += [summary(decision) for decision in latest.values()] or ["no decisions: no policy of the run was adaptive"]
     for line in lines:
         console.out.print(line, highlight=False, markup=False, soft_wrap=True)
+    if history.exceeded:
+        steps = ", ".join(f"{step:,}" for step in history.exceeded)
+        console.out.print(f"the budget was exceeded at step {steps}", style="red", highlight=False)
     if history.changes:
         console.out.print(_table(history.changes[-SHOWN:], len(history.changes)))
 
