@@ -30,6 +30,7 @@ CASES: list[tuple[Callable[[], nn.Module], torch.dtype, str, int | str | None]] 
     (models.convolutions, torch.float64, "2", "auto"),
     (models.odd_shapes, torch.bfloat16, "mulaw5+log3", 16),
     (models.odd_shapes, torch.float32, "fp32", "auto"),
+    (models.vit, torch.bfloat16, "adaptive", "auto"),
 ]
 
 
@@ -123,6 +124,17 @@ def test_what_fits() -> None:
     exact = plan(model, ours, memory=int(eight))
     assert exact.bits_that_fit == pytest.approx(8.25, abs=8 * 4 / (2 * 256 * 64))  # the step count takes 4 bytes
     assert plan(model, ours).best is None
+
+
+def test_a_budget_of_the_room_fills_the_memory() -> None:
+    model = sources.of_module("m", nn.Linear(1024, 512))
+    memory = 2 * held_bytes(param for _, param in model.parameters) + 300_000
+    room = plan(model, {"4": policy_of("4")}, memory=memory).room
+    assert room == 300_000
+    budgeted = plan(model, {"b": stquant.Budget(bytes=room)}, memory=memory)
+    assert budgeted.best is not None
+    # The next rung of formats has a bit more for at least one state, which would not fit.
+    assert memory - budgeted.best.total < 1024 * 512 // 8
 
 
 def test_nothing_to_train_is_an_error() -> None:
