@@ -104,13 +104,19 @@ def four_ranks() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
-def test_weights_of_a_rank_are_what_fsdp2_gives_it(four_ranks: Any) -> None:
+@pytest.mark.parametrize("policy", ["2+1", "bnb8", "solo42", "adaptive"])
+def test_a_rank_holds_what_was_planned(policy: str, four_ranks: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    model = nn.Sequential(nn.Linear(33, 130), nn.Linear(130, 3), nn.Conv1d(5, 6, 3))
-    planned = plan(sources.of_module("m", model), {"4": policy_of("4")}, ranks=4).costs[-1]
+    model = nn.Sequential(nn.Linear(33, 130), nn.Linear(130, 66), nn.Linear(66, 3), nn.Conv1d(5, 6, 3)).bfloat16()
+    planned = plan(sources.of_module("m", model), {policy: policy_of(policy)}, ranks=4).costs[-1]
     sharded = fully_shard(model, mesh=four_ranks)
+    optimizer = stquant.AdamW(sharded.named_parameters(), policy=policy_of(policy))
+    optimizer.init_state()
+    ledger = optimizer.ledger()
     assert planned.weights == held_bytes(param.to_local() for param in sharded.parameters())
+    assert planned.residual == ledger.residual_bytes
+    assert planned.states == ledger.bytes - ledger.residual_bytes
 
 
 def test_what_fits() -> None:
