@@ -161,7 +161,7 @@ def _page() -> str:
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         context = command.make_context(name, [], resilient_parsing=True)
         pieces = " ".join(command.collect_usage_pieces(context))
-        lines += [f"## `stquant {name}`", "", command.help, "", "```text", f"stquant {name} {pieces}", "```", ""]
+        lines += [f"## `stquant {name}`", "", command.help, "", f"`stquant {name} {pieces}`", ""]
         lines += ["| argument | meaning |", "| --- | --- |"]
         lines += [f"| `{call}` | {text} |" for call, text in _parameters(command, context)]
         lines += ["", f"JSON: [schemas/{name}.json](schemas/{name}.json)", ""]

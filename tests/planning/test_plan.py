@@ -30,6 +30,7 @@ CASES: list[tuple[Callable[[], nn.Module], torch.dtype, str, int | str | None]] 
     (models.convolutions, torch.float64, "2", "auto"),
     (models.odd_shapes, torch.bfloat16, "mulaw5+log3", 16),
     (models.odd_shapes, torch.float32, "fp32", "auto"),
+    (models.vit, torch.bfloat16, "adaptive", "auto"),
 ]
 
 
@@ -103,13 +104,19 @@ def four_ranks() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
-def test_weights_of_a_rank_are_what_fsdp2_gives_it(four_ranks: Any) -> None:
+@pytest.mark.parametrize("policy", ["2+1", "bnb8", "solo42", "adaptive"])
+def test_a_rank_holds_what_was_planned(policy: str, four_ranks: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    model = nn.Sequential(nn.Linear(33, 130), nn.Linear(130, 3), nn.Conv1d(5, 6, 3))
-    planned = plan(sources.of_module("m", model), {"4": policy_of("4")}, ranks=4).costs[-1]
+    model = nn.Sequential(nn.Linear(33, 130), nn.Linear(130, 66), nn.Linear(66, 3), nn.Conv1d(5, 6, 3)).bfloat16()
+    planned = plan(sources.of_module("m", model), {policy: policy_of(policy)}, ranks=4).costs[-1]
     sharded = fully_shard(model, mesh=four_ranks)
+    optimizer = stquant.AdamW(sharded.named_parameters(), policy=policy_of(policy))
+    optimizer.init_state()
+    ledger = optimizer.ledger()
     assert planned.weights == held_bytes(param.to_local() for param in sharded.parameters())
+    assert planned.residual == ledger.residual_bytes
+    assert planned.states == ledger.bytes - ledger.residual_bytes
 
 
 def test_what_fits() -> None:
@@ -123,6 +130,17 @@ def test_what_fits() -> None:
     exact = plan(model, ours, memory=int(eight))
     assert exact.bits_that_fit == pytest.approx(8.25, abs=8 * 4 / (2 * 256 * 64))  # the step count takes 4 bytes
     assert plan(model, ours).best is None
+
+
+def test_a_budget_of_the_room_fills_the_memory() -> None:
+    model = sources.of_module("m", nn.Linear(1024, 512))
+    memory = 2 * held_bytes(param for _, param in model.parameters) + 300_000
+    room = plan(model, {"4": policy_of("4")}, memory=memory).room
+    assert room == 300_000
+    budgeted = plan(model, {"b": stquant.Budget(bytes=room)}, memory=memory)
+    assert budgeted.best is not None
+    # The next rung of formats has a bit more for at least one state, which would not fit.
+    assert memory - budgeted.best.total < 1024 * 512 // 8
 
 
 def test_nothing_to_train_is_an_error() -> None:

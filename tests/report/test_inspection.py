@@ -24,6 +24,7 @@ OURS = {
     "bf16": lambda params: stquant.AdamW(params, policy="flash8", master_bits=5),
     "solo42": lambda params: stquant.AdamW(params, policy="solo42"),
     "amsgrad": lambda params: stquant.AdamW(params, policy="fp32", amsgrad=True),
+    "adaptive": lambda params: stquant.AdamW(params, policy=stquant.Budget(bits=3.0, every=2)),
     "sgd": lambda params: stquant.SGD(params, momentum=0.9),
     "lion": lambda params: stquant.Lion(params),
 }

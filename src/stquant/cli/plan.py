@@ -17,7 +17,7 @@ from stquant.planning.plan import Cost, Plan
 from stquant.planning.sources import blueprint
 from stquant.policy.policies import Recipe
 
-OURS = ("8", "6", "5", "4", "3", "2", "2+1")
+OURS = ("8", "6", "5", "4", "3", "2", "2+1", "adaptive")
 RECIPES = tuple(name for name in Recipe.NAMES if name != "nf4")
 
 _UNITS = {
@@ -115,6 +115,7 @@ def _answer(result: Plan, memory: int) -> str:
             "use --dtype bfloat16, fewer --master-bits or more --fsdp ranks"
         )
     return (
-        f"{memory:,} bytes have room for {result.bits_that_fit:.2f} true bits per state element; most precise of ours: "
-        f"{result.best.name}, which leaves {memory - result.best.total:,} bytes for activations"
+        f"{memory:,} bytes have room for {result.bits_that_fit:.2f} true bits per state element, or for "
+        f"stquant.Budget(bytes={result.room}), less what activations need; most precise of these that fits: "
+        f"{result.best.name}, which leaves {memory - result.best.total:,} bytes"
     )

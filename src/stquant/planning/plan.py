@@ -87,6 +87,14 @@ class Plan:
         return max(fitting, key=lambda cost: cost.bits, default=None)
 
     @property
+    def room(self) -> int | None:
+        """Bytes that the memory has for states and residuals, as of `Budget(bytes=...)`; None if none was given."""
+        if self.memory is None:
+            return None
+        ours = next(cost for cost in self.costs if cost.adaptable)
+        return max(0, self.memory - ours.weights - ours.gradients)
+
+    @property
     def bits_that_fit(self) -> float | None:
         """True bits per state element that the memory has room for, 0 to 32; None if none was given."""
         if self.memory is None:
@@ -104,6 +112,7 @@ class Plan:
             "trained": self.trained,
             "ranks": self.ranks,
             "memory": self.memory,
+            "room": self.room,
             "bits_that_fit": self.bits_that_fit,
             "best": None if self.best is None else self.best.name,
             "rows": rows,
@@ -172,7 +181,9 @@ def _packed_adamw(policy: Policy, master_bits: int | str | None) -> Make:
 def _cost(name: str, model: Blueprint, make: Make, ranks: int, adaptable: bool = False) -> Cost:
     trained = [(key, param) for key, param in model.parameters if param.requires_grad]
     optimizer = make(trained)
-    rows = [row for key, p in trained for row in rows_of(key, _part(p, ranks), _parts(optimizer.state[p], ranks), {})]
+    rows = [
+        row for key, p in trained for row in rows_of(key, _part(p, ranks), _parts(optimizer.state[p], p, ranks), {})
+    ]
     ledger = Ledger(rows)
     return Cost(
         name=name,
@@ -187,13 +198,18 @@ def _cost(name: str, model: Blueprint, make: Make, ranks: int, adaptable: bool =
     )
 
 
-def _parts(state: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return one parameter's state as the first of several ranks holds it."""
-    return {key: _part(value, ranks) for key, value in state.items()} if ranks > 1 else dict(state)
+def _parts(state: Mapping[str, Any], param: Tensor, ranks: int) -> dict[str, Any]:
+    """Return one parameter's state as the first of several ranks holds it; what is not per element is whole."""
+    return {
+        key: value if isinstance(value, Tensor) and value.shape != param.shape else _part(value, ranks)
+        for key, value in state.items()
+    }
 
 
 def _part(value: Any, ranks: int) -> Any:
     """Return a rank's part of a parameter or a state; numbers and scalars are not cut."""
+    if ranks == 1:
+        return value
     if isinstance(value, PackedState):
         return PackedState.zeros(value.format, _rows(value.grid, ranks), "meta")
     if isinstance(value, PackedResidual):
