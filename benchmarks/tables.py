@@ -238,6 +238,24 @@ def _two(number: float) -> str:
     return f"{number:.2f}"
 
 
+def variants() -> str:
+    """16-bit weights, SGD and Lion beside their yardsticks."""
+    rows = [
+        [
+            f"{row['model']}, {row['run']}",
+            row["yardstick"] or "",
+            f"{row['loss']:.4f}",
+            "" if row["gap"] is None else f"{row['gap']:+.4f}",
+            f"{row['spread'] / 2:.4f}",
+            str(row["seeds"]),
+            f"{row['true_bits']:.2f}",
+        ]
+        for row in load("variants")["rows"]
+    ]
+    head = ["run", "yardstick", "held-out loss", "gap", "half a seed spread", "seeds", "true bits with residual"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -253,6 +271,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-rules": calibration_rules,
     "calibration-weights": calibration_weights,
     "calibration-formats": calibration_formats,
+    "variants": variants,
 }
 
 

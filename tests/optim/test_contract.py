@@ -253,6 +253,19 @@ def test_every_shape_steps(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @compiled
+def test_the_backend_that_was_asked_for_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def native(*_: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(cpu._cpu, "adam", native)
+    params = parameters([(64, 128)])
+    run(stquant.AdamW(params, backend="reference"), params, gradients(params, 1))
+    for backend in ("cpu", None):
+        with pytest.raises(AssertionError, match="compiled"):
+            run(stquant.AdamW(params, backend=backend), params, gradients(params, 1))
+
+
+@compiled
 def test_many_tiny_tensors_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     native = cpu._cpu.adam
