@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stquant
 from stquant.optim.consumed import ConsumedGradient
+from stquant.policy.budget import Adaptive, Budget, Tolerance
 from tests.cases import NON_NEGATIVE, RECIPES, SIGNED, name
 from tests.optim.helpers import POLICIES, SHAPES, gradients, parameters, same, snapshot
 from tests.tolerances import HALF_ULP
@@ -96,6 +97,23 @@ def test_and_of_every_format(format: Any, accumulation: int) -> None:
     state = "exp_avg" if format.signed else "exp_avg_sq"
     policy = stquant.Fixed(**{state: format.name}, block=format.block)
     check(lambda p: stquant.AdamW(p, lr=1e-2, policy=policy), torch.bfloat16, accumulation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("policy", [Adaptive(every=1), Budget(bits=5.0, every=2), Tolerance(0.01, every=1)], ids=repr)
+def test_adaptive_policies_measure_and_decide_alike(policy: Any, dtype: torch.dtype) -> None:
+    """Measured in the hooks, decided in `step()`."""
+    decided = []
+
+    def make(params: Any) -> Any:
+        optimizer = stquant.AdamW(params, lr=1e-2, policy=policy)
+        optimizer.register_step_post_hook(lambda *_: decided.append(dict(optimizer._controller.decisions)))
+        return optimizer
+
+    check(make, dtype, 1)
+    plain, released = decided[:STEPS], decided[STEPS:]
+    assert plain == released
+    assert any(state.old != state.new for decisions in plain for d in decisions.values() for state in d.states)
 
 
 def test_groups_keep_their_own_options() -> None:
