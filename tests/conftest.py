@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Triton decides at import between its compiler and its interpreter, which works on CPU tensors.
+_asked = os.environ.get("TRITON_INTERPRET")
+os.environ["TRITON_INTERPRET"] = "1"
+with contextlib.suppress(ImportError):
+    import stquant.kernels.triton.launch  # noqa: F401
+if _asked is None:
+    del os.environ["TRITON_INTERPRET"]
 
 for profile, examples in {"default": 30, "long": 10_000}.items():
     settings.register_profile(

@@ -68,6 +68,26 @@ def test_only_checkpoint_and_distributed_may_import_torch_distributed() -> None:
             assert not any(name.startswith("torch.distributed") for name in names), path
 
 
+def test_only_the_triton_kernels_import_triton() -> None:
+    for path in SOURCE.rglob("*.py"):
+        if path.parent.name != "triton":
+            imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
+            assert not [alias for node in imports for alias in node.names if alias.name.split(".")[0] == "triton"], path
+
+
+def test_without_triton_the_package_works() -> None:
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, stquant\n"
+        "from stquant.kernels import backend\n"
+        "parameter = torch.nn.Parameter(torch.ones(64, 128)); parameter.grad = torch.ones(64, 128)\n"
+        "stquant.AdamW([parameter]).step()\n"
+        "print({e.name: e.available for e in backend.explain()}['triton'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_files_stay_readable() -> None:
     long = {str(path): n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
     assert not long

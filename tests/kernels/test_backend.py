@@ -25,10 +25,7 @@ def test_unknown_name_raises() -> None:
 @compiled
 def test_the_compiled_kernels_are_the_default() -> None:
     assert backend.resolve(None).name == "cpu"
-    assert [(e.name, e.available, e.default) for e in backend.explain()] == [
-        ("cpu", True, True),
-        ("reference", True, False),
-    ]
+    assert [(e.name, e.default) for e in backend.explain()] == [("triton", False), ("cpu", True), ("reference", False)]
 
 
 def test_without_the_module_the_reference_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

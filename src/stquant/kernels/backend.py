@@ -1,21 +1,23 @@
 """Who serves the operations, and why.
 
-One table of backends. A backend that was asked for and is missing raises; there is no silent
-fallback: `explain` says what serves, and an optimizer that is made without the compiled kernels
-warns once.
+One table of backends. Unless one is asked for, tensors on a GPU go to the triton kernels and all
+others to the compiled ones. A backend that was asked for and is missing raises; there is no silent
+fallback: `explain` says what serves, and slow kernels where fast ones are missing warn once.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from stquant.codecs.format import Format
 from stquant.errors import BackendError
-from stquant.kernels import cpu, reference
+from stquant.kernels import cpu, reference, triton
 from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule
 from stquant.kernels.reference.stats import StateStats
 
@@ -59,8 +61,11 @@ CPU = Operations(
     cpu.lion_step_,
 )
 
-_BACKENDS = {backend.name: backend for backend in (CPU, REFERENCE)}
-"""The backends, the best one first."""
+_NAMES = ("triton", "cpu", "reference")
+"""The backends, the best ones first."""
+
+
+_SERVES = {"triton": triton.SERVES, "cpu": CPU.serves, "reference": REFERENCE.serves}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +89,26 @@ class Explanation:
 
 def explain() -> list[Explanation]:
     """Return what each backend serves on this machine and why, the best one first."""
-    default = resolve(None).name if _why_not("cpu") is None else REFERENCE.name
+    defaults = {name for name in ("triton", "cpu") if _why_not(name) is None and (name == "cpu" or triton.has_gpu())}
+    if "cpu" not in defaults:
+        defaults.add(REFERENCE.name)
     return [
-        Explanation(name, _why_not(name) is None, name == default, backend.serves, _why_not(name) or _why(name))
-        for name, backend in _BACKENDS.items()
+        Explanation(name, _why_not(name) is None, name in defaults, _SERVES[name], _why_not(name) or _why(name))
+        for name in _NAMES
     ]
 
 
 def resolve(name: str | None) -> Operations:
-    """Return the backend called `name`, or the best of this machine if None.
+    """Return the backend called `name`, or the best of this machine for each tensor if None.
 
     Raises:
         BackendError: There is no backend of that name, or it is not available on this machine.
     """
     if name is None:
-        return REFERENCE if cpu.REASON is not None else _usable("cpu")
-    if name not in _BACKENDS:
-        raise BackendError(f"backend={name!r} is unknown; use None or one of {sorted(_BACKENDS)}")
+        host = REFERENCE if cpu.REASON is not None else _usable("cpu")
+        return _by_device(host) if triton.has_gpu() else host
+    if name not in _NAMES:
+        raise BackendError(f"backend={name!r} is unknown; use None or one of {sorted(_NAMES)}")
     return _usable(name)
 
 
@@ -132,15 +140,78 @@ def _usable(name: str) -> Operations:
     reason = _why_not(name)
     if reason is not None:
         raise BackendError(f"backend={name!r} is not available: {reason}")
-    return _BACKENDS[name]
+    return {"cpu": CPU, "reference": REFERENCE}.get(name) or _load_triton()
 
 
 def _why_not(name: str) -> str | None:
-    return cpu.why_not_available() if name == CPU.name else None
+    checks = {"cpu": cpu.why_not_available, "triton": triton.why_not_available}
+    return checks[name]() if name in checks else None
 
 
 def _why(name: str) -> str:
     if name == REFERENCE.name:
         return "part of the package"
+    if name == "triton":
+        return "runs in triton's interpreter, on CPU tensors" if triton.interpreted() else "compiled at first use"
     others = ", ".join(cpu.instruction_sets())
     return f"compiled; uses {cpu.instruction_set()} of {others} (STQUANT_CPU_ISA forces one)"
+
+
+@functools.lru_cache(maxsize=1)
+def _load_triton() -> Operations:
+    """Import what imports triton, which the package itself does without."""
+    from stquant.kernels.triton import launch
+
+    return Operations(
+        "triton",
+        f"{triton.SERVES}; hands the rest to the reference",
+        launch.decode,
+        launch.encode_,
+        launch.recode_,
+        launch.state_stats,
+        launch.adam_step_,
+        launch.sgd_step_,
+        launch.lion_step_,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _by_device(host: Operations) -> Operations:
+    """Operations that hand tensors on a GPU to triton and all others to `host`."""
+
+    def of(tensor: Tensor) -> Operations:
+        return _gpu() if tensor.is_cuda else host
+
+    def step(name: str) -> Callable[[Sequence[Item], Any], None]:
+        def step_(items: Sequence[Item], rule: Any) -> None:
+            for on_gpu in (True, False):
+                part = [item for item in items if item.param.is_cuda == on_gpu]
+                if part:
+                    getattr(of(part[0].param), name)(part, rule)
+
+        return step_
+
+    return Operations(
+        "by device",
+        "tensors on a GPU: triton; all others: " + host.name,
+        lambda state, out: of(out).decode(state, out),
+        lambda state, values: of(values).encode_(state, values),
+        lambda source, target: of(source.codes).recode_(source, target),
+        lambda state: of(state.codes).state_stats(state),
+        step("adam_step_"),
+        step("sgd_step_"),
+        step("lion_step_"),
+    )
+
+
+def _gpu() -> Operations:
+    reason = _why_not("triton")
+    if reason is None:
+        return _load_triton()
+    _warn_once(reason)
+    return REFERENCE
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"stquant runs on its slow reference kernels on the GPU: {reason}", RuntimeWarning, stacklevel=6)

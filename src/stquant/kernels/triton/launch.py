@@ -1,0 +1,382 @@
+"""Launches: one kernel call for all parameters that agree in formats and dtypes.
+
+The host writes one record per parameter (`records` has the layout) and a table that says which
+parameter a program works on; both go to the device without waiting for it. What the kernels do
+not serve goes to the reference, item by item; `why_not` says what that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from stquant.codecs import rounding
+from stquant.codecs.blocks import Grid
+from stquant.codecs.format import Family
+from stquant.codecs.rounding import Stream
+from stquant.kernels import reference
+from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
+from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule, State
+from stquant.kernels.reference.stats import ENERGY_BINS, StateStats
+from stquant.kernels.triton import steps, transfers
+
+INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
+"""Whether the kernels were loaded under TRITON_INTERPRET=1 and work on CPU tensors, slowly."""
+
+MAX_BLOCK = 1024
+MAX_RAGGED_BLOCK = 256
+"""Largest block in rows that it does not divide: a larger one takes more registers than there are."""
+CHUNK = 1024
+"""Elements of a tile of whole blocks; each of 128 threads then has two 16-byte loads of fp32."""
+RAGGED_CHUNK = 256
+"""Elements of a tile that may have short blocks, whose bookkeeping takes registers."""
+
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+"""A fused multiply-add would round once where the reference rounds twice."""
+
+_RECORD = struct.Struct("=3q 4Q" + "Q Q Q q q" * 3 + "f4x" * 9)
+"""The numbers of a record, in the order of `records`."""
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
+_PLAIN = 1
+_NO_STATE = (0,) * 5
+_NO_CONSTANTS = (0.0,) * 9
+_ONE, _MANTISSA = 0x3F800000, 23
+
+Constants = tuple[float, ...]
+Rule = AdamRule | SGDRule | LionRule
+
+
+class Variant(NamedTuple):
+    """What one launch has in common: where it runs, and the compile-time constants of its kernel."""
+
+    device: torch.device
+    constants: tuple[tuple[str, int], ...]
+
+
+class Record(NamedTuple):
+    """One parameter's part of a launch."""
+
+    grid: Grid
+    fields: tuple[int, ...]
+    constants: Constants
+
+
+def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
+    """Take one AdamW or Adam step on a list of parameters; see `reference.adam_step_`."""
+    _step_(_ADAM, items, rule)
+
+
+def sgd_step_(items: Sequence[Item], rule: SGDRule) -> None:
+    """Take one SGD step on a list of parameters; see `reference.sgd_step_`."""
+    _step_(_SGD, items, rule)
+
+
+def lion_step_(items: Sequence[Item], rule: LionRule) -> None:
+    """Take one Lion step on a list of parameters; see `reference.lion_step_`."""
+    _step_(_LION, items, rule)
+
+
+def decode(state: Packed, out: Tensor) -> Tensor:
+    """Decode a packed state; see `reference.decode`."""
+    if _why_not_tensors([out, state.codes]) or _why_not_packed(state):
+        return reference.decode(state, out)
+    if out.numel():
+        _transfer_(transfers.decode, [state], out)
+    return out
+
+
+def encode_(state: Packed, values: Tensor) -> None:
+    """Overwrite a packed state with plain values; see `reference.encode_`."""
+    if _why_not_tensors([values, state.codes]) or _why_not_packed(state):
+        reference.encode_(state, values)
+    elif values.numel():
+        _transfer_(transfers.encode, [state], values)
+
+
+def recode_(source: Packed, target: Packed) -> None:
+    """Overwrite `target` with the values of `source`; see `reference.recode_`."""
+    if source.grid != target.grid or _why_not_packed(source) or _why_not_packed(target):
+        reference.recode_(source, target)
+    elif source.scales.numel():
+        _transfer_(transfers.recode, [source, target])
+
+
+def state_stats(state: Packed) -> StateStats:
+    """Measure a packed state; see `reference.state_stats`. Waits for the device."""
+    if _why_not_packed(state) or not state.scales.numel():
+        return reference.state_stats(state)
+    sums = torch.zeros(5 + ENERGY_BINS, dtype=torch.int64, device=state.codes.device)
+    _transfer_(transfers.stats, [state], sums)
+    zeros, saturated, ratio, ratio2, ratio4, *energy = sums.tolist()
+    return StateStats(state.grid.elements, zeros, saturated, ratio, ratio2, ratio4, tuple(energy))
+
+
+def why_not(item: Item) -> str | None:
+    """Say why the reference works on an item of a step, or None if these kernels do."""
+    tensors = [item.param, item.grad]
+    grid = None
+    if item.residual is not None:
+        grid = item.residual.grid
+        tensors.append(item.residual.codes)
+    for name, state in item.states.items():
+        if isinstance(state, Tensor):
+            if state.dtype is not torch.float32:
+                return f"a plain state is {state.dtype}"
+            tensors.append(state)
+            continue
+        if grid is not None and state.grid is not grid and state.grid != grid:
+            return "the states have different block grids"
+        grid = state.grid
+        reason = _why_not_packed(state)
+        if reason:
+            return reason
+        if state.format.signed == (name == "exp_avg_sq"):
+            return f"{name} in format {state.format.name!r}"
+        tensors.append(state.codes)
+    if grid is not None and "max_exp_avg_sq" in item.states:
+        return "a running maximum next to packed states"
+    return _why_not_tensors(tensors) or (None if grid is None else _why_not_grid(grid))
+
+
+def _why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
+    device = tensors[0].device
+    if device.type != ("cpu" if INTERPRETED else "cuda"):
+        return f"a tensor is on {device}"
+    for tensor in tensors:
+        if tensor.device != device:
+            return f"tensors are on {device} and {tensor.device}"
+        if tensor.dtype not in _DTYPES and tensor.dtype is not torch.uint8:
+            return f"a tensor is {tensor.dtype}"
+        if not tensor.is_contiguous():
+            return "a tensor is not contiguous"
+    return None
+
+
+def _why_not_packed(state: Packed) -> str | None:
+    if state.format.family not in _FAMILIES:
+        return f"format {state.format.name!r} is that of a published recipe"
+    if not state.scales.is_contiguous():
+        return "a state is not contiguous"
+    return _why_not_tensors([state.codes]) or _why_not_grid(state.grid)
+
+
+def _why_not_grid(grid: Grid) -> str | None:
+    if grid.block > MAX_BLOCK:
+        return f"blocks of more than {MAX_BLOCK}"
+    if grid.row % grid.block and grid.block > MAX_RAGGED_BLOCK:
+        return f"blocks of more than {MAX_RAGGED_BLOCK} in rows that they do not divide"
+    return None
+
+
+# ------------------------------------------------------------------------------------ steps
+
+
+class _Step(NamedTuple):
+    """How the items of one rule become launches."""
+
+    kernel: Any
+    reference: Callable[[Sequence[Item], Any], None]
+    states: tuple[str, ...]
+    constants: Callable[[Any, int], Constants]
+    variant: Callable[[Item, Any], dict[str, int]]
+
+
+def _step_(step: _Step, items: Sequence[Item], rule: Rule) -> None:
+    launches: dict[Variant, list[Record]] = {}
+    for item in items:
+        if why_not(item) is not None:
+            step.reference([item], rule)
+        elif item.param.numel():
+            launches.setdefault(_variant(step, item, rule), []).append(_step_record(step, item, rule))
+    for variant, records in launches.items():
+        _launch(step.kernel, variant, records)
+
+
+def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
+    plain = (item.param, item.grad, *(state for state in item.states.values() if isinstance(state, Tensor)))
+    constants = {
+        "PARAM": _DTYPES[item.param.dtype],
+        "GRAD": _DTYPES[item.grad.dtype],
+        "RESIDUAL_BITS": 0 if item.residual is None else item.residual.bits,
+        "STOCHASTIC": int(item.stochastic and item.param.dtype is not torch.float32),
+        "MAXIMIZE": int(rule.maximize),
+        **step.variant(item, rule),
+        **_geometry(_grid(item), plain),
+    }
+    return Variant(item.param.device, tuple(constants.items()))
+
+
+def _geometry(grid: Grid, plain: Iterable[Tensor]) -> dict[str, int]:
+    """Tiles: those of rows of whole blocks, in memory that starts on 16-byte borders, are the fast ones."""
+    whole = grid.row % grid.block == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in plain)
+    return {
+        "WHOLE": int(whole),
+        "BLOCKS": max(1, (CHUNK if whole else RAGGED_CHUNK) // grid.block),
+        "BLOCK": grid.block,
+    }
+
+
+def _momentum_variant(state: State | None) -> dict[str, int]:
+    if state is None:
+        return {"FIRST": 0, "FIRST_BITS": 0}
+    if isinstance(state, Tensor):
+        return {"FIRST": _PLAIN, "FIRST_BITS": 0}
+    return {"FIRST": _FAMILIES[state.format.family], "FIRST_BITS": state.format.bits}
+
+
+def _prepays(state: State | None) -> int:
+    return int(state is not None and not isinstance(state, Tensor) and state.format.prepay)
+
+
+def _adam_variant(item: Item, rule: AdamRule) -> dict[str, int]:
+    second = item.states["exp_avg_sq"]
+    packed = None if isinstance(second, Tensor) else second.format
+    return {
+        "DECAYED": int(not rule.decoupled and rule.weight_decay != 0.0),
+        **_momentum_variant(item.states["exp_avg"]),
+        "PREPAY": _prepays(item.states["exp_avg"]),
+        "SECOND": _PLAIN if packed is None else _FAMILIES[packed.family],
+        "SECOND_BITS": 0 if packed is None else packed.bits,
+        "NOISY": int(packed is not None and packed.stochastic),
+        "MAXIMUM": int("max_exp_avg_sq" in item.states),
+    }
+
+
+def _sgd_variant(item: Item, rule: SGDRule) -> dict[str, int]:
+    state = item.states.get("momentum_buffer")
+    return {
+        "DECAYED": int(rule.weight_decay != 0.0),
+        **_momentum_variant(state),
+        "PREPAY": _prepays(state),
+        "NESTEROV": int(rule.nesterov),
+    }
+
+
+def _lion_variant(item: Item, rule: LionRule) -> dict[str, int]:
+    return _momentum_variant(item.states["exp_avg"])
+
+
+@functools.lru_cache(maxsize=64)
+def _adam_constants(rule: AdamRule, step: int) -> Constants:
+    return astuple(AdamConstants.of(rule, step))
+
+
+@functools.lru_cache(maxsize=64)
+def _sgd_constants(rule: SGDRule, step: int) -> Constants:
+    return (*astuple(SGDConstants.of(rule)), float(step == 1), 0.0, 0.0, 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _lion_constants(rule: LionRule, step: int) -> Constants:
+    return (*astuple(LionConstants.of(rule)), 0.0, 0.0, 0.0)
+
+
+_ADAM = _Step(
+    *(steps.adam, reference.adam_step_, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")), _adam_constants, _adam_variant
+)
+_SGD = _Step(steps.sgd, reference.sgd_step_, ("momentum_buffer",), _sgd_constants, _sgd_variant)
+_LION = _Step(steps.lion, reference.lion_step_, ("exp_avg",), _lion_constants, _lion_variant)
+
+
+# ---------------------------------------------------------------------------------- records
+
+
+def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
+    key = rounding.key(rule.seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0
+    fields = [
+        item.param.data_ptr(),
+        item.grad.data_ptr(),
+        0 if item.residual is None else item.residual.codes.data_ptr(),
+        key,
+    ]
+    for name in step.states:
+        state = item.states.get(name)
+        if isinstance(state, Tensor):
+            fields += (state.data_ptr(), 0, 0, 0, 0)
+        elif state is None:
+            fields += _NO_STATE
+        else:
+            drawn = state.format.stochastic and not state.format.signed
+            fields += _state_fields(
+                state, rounding.key(rule.seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0
+            )
+    fields += _NO_STATE * (3 - len(step.states))
+    return Record(_grid(item), tuple(fields), step.constants(rule, item.step))
+
+
+def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
+    lowest = _ONE + state.octaves.lo * (1 << _MANTISSA)
+    return (state.codes.data_ptr(), state.scales.data_ptr(), key, lowest, _MANTISSA + state.octaves.log2_step)
+
+
+def _grid(item: Item) -> Grid:
+    for state in item.states.values():
+        if not isinstance(state, Tensor):
+            return state.grid
+    return item.residual.grid if item.residual is not None else Grid((item.param.numel(),), 0, 128)
+
+
+def _transfer_(kernel: Any, states: Sequence[Packed], tensor: Tensor | None = None) -> None:
+    """Launch a kernel on one or two states of a grid, and a plain tensor (for statistics: the sums)."""
+    constants = {
+        "DTYPE": _DTYPES.get(tensor.dtype, 0) if tensor is not None else 0,
+        "FAMILY": _FAMILIES[states[0].format.family],
+        "BITS": states[0].format.bits,
+        "TO_FAMILY": _FAMILIES[states[-1].format.family],
+        "TO_BITS": states[-1].format.bits,
+        **_geometry(states[0].grid, [] if tensor is None else [tensor]),
+    }
+    fields = [0 if tensor is None else tensor.data_ptr(), 0, 0, 0]
+    for state in states:
+        fields += _state_fields(state)
+    fields += _NO_STATE * (3 - len(states))
+    record = Record(states[0].grid, tuple(fields), _NO_CONSTANTS)
+    _launch(kernel, Variant(states[0].codes.device, tuple(constants.items())), [record])
+
+
+def _launch(kernel: Any, variant: Variant, records: Sequence[Record]) -> None:
+    """Launch `kernel` once for all records."""
+    constants = dict(variant.constants)
+    per_chunk = constants["BLOCKS"]
+    packed, counts, first_chunk = bytearray(), [], 0
+    for record in records:
+        blocks, row = _size(record.grid)
+        packed += _RECORD.pack(first_chunk, blocks, row, *record.fields, *record.constants)
+        counts.append(-(-blocks // per_chunk))
+        first_chunk += counts[-1]
+    table = _to_device(torch.frombuffer(packed, dtype=torch.int64), variant.device)
+    chunks = _chunk_table(tuple(counts), variant.device)
+    with torch.cuda.device(variant.device) if variant.device.type == "cuda" else contextlib.nullcontext():
+        run(kernel, first_chunk, table, chunks, constants)
+
+
+def run(kernel: Any, programs: int, table: Tensor, chunks: Tensor, constants: dict[str, int]) -> None:
+    """Start `programs` programs of a kernel; every launch of this backend passes here."""
+    kernel[(programs,)](table, chunks, **constants, **OPTIONS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _size(grid: Grid) -> tuple[int, int]:
+    return grid.rows * grid.blocks_per_row, grid.row
+
+
+@functools.lru_cache(maxsize=32)
+def _chunk_table(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Which record each program works on; kept, because it changes with formats and shapes only."""
+    table = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), torch.tensor(counts))
+    return _to_device(table, device)
+
+
+def _to_device(table: Tensor, device: torch.device) -> Tensor:
+    """Copy a table without waiting for the device."""
+    return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
