@@ -7,6 +7,7 @@ the plans, and the optimizer carries them out.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -131,8 +132,7 @@ class _Adapting:
             lowest: Include 0 bits for a non-negative state: its block means only.
         """
         least = (2 if facts.prepays else 4) if signed else (0 if lowest else 1)
-        widths = [bits for bits in PRIOR[signed] if bits >= least]
-        return tuple(catalog.default_for(bits, signed).with_block(self.block) for bits in widths)
+        return _ladder(least, signed, self.block)
 
     def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
         """Choose the smallest formats, or fp32 for a parameter that cannot be packed."""
@@ -304,6 +304,12 @@ class Tolerance(_Adapting):
 
     def __repr__(self) -> str:
         return self._repr(repr(self.tolerance))
+
+
+@functools.lru_cache(maxsize=64)
+def _ladder(least: int, signed: bool, block: int) -> tuple[Format, ...]:
+    widths = [bits for bits in PRIOR[signed] if bits >= least]
+    return tuple(catalog.default_for(bits, signed).with_block(block) for bits in widths)
 
 
 def is_adaptive(policy: object) -> TypeGuard[AdaptivePolicy]:
