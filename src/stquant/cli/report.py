@@ -22,9 +22,7 @@ SHOWN = 20
 def report(
     log: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN.jsonl", exists=True, dir_okay=False, help="Log of `stquant train --log` or RunLog."
-        ),
+        typer.Argument(metavar="RUN.jsonl", dir_okay=False, help="Log of `stquant train --log` or RunLog."),
     ],
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write one page that needs no other file.")] = None,
     png: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a picture; needs matplotlib.")] = None,
