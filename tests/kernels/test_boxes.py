@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from stquant.codecs import catalog
 from stquant.codecs.blocks import Box, Grid
 from stquant.kernels.backend import Operations, resolve
 from stquant.kernels.ops import AdamRule, Item
+from stquant.kernels.reference.measure import measure
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 from tests.cases import name
@@ -92,6 +95,27 @@ def test_a_step_on_a_box(box: Box, residual: int, backend: str) -> None:
         assert isinstance(part.residual, PackedResidual)
         assert isinstance(whole.residual, PackedResidual)
         assert torch.equal(part.residual.unpack(), cut(whole.residual.unpack(), box))
+
+
+def cells(box: Box) -> Iterator[Box]:
+    """Yield boxes that make up the whole, cut where the box starts and ends."""
+    edges = [
+        sorted({0, start, start + size, whole})
+        for start, size, whole in zip(box.start, box.shape, box.whole, strict=True)
+    ]
+    for sides in itertools.product(*(itertools.pairwise(edge) for edge in edges)):
+        yield Box(box.whole, tuple(a for a, _ in sides), tuple(b - a for a, b in sides))
+
+
+@pytest.mark.parametrize("box", BOXES, ids=lambda box: name(box.whole))
+def test_what_is_measured_of_boxes_adds_up_to_that_of_the_whole(box: Box) -> None:
+    formats = {"exp_avg": ("dynamic2", "mulaw4"), "exp_avg_sq": ("log1", "log5")}
+    candidates = {state: [catalog.get(f, BLOCK) for f in ladder] for state, ladder in formats.items()}
+    for step in (1, 2, 3):
+        whole, *parts = (replace(item(box, part, 8), step=step) for part in (None, *cells(box)))
+        total = measure([whole], RULE, candidates)
+        assert total[0, 0].any()
+        assert torch.equal(measure(parts, RULE, candidates).sum(0, keepdim=True), total)
 
 
 def test_a_box_without_elements() -> None:
