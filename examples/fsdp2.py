@@ -56,7 +56,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss)
+    return loss.item()
 
 
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, folder: Path) -> None:
