@@ -256,6 +256,20 @@ def variants() -> str:
     return table(head, rows)
 
 
+def triton_kernels() -> str:
+    """What the machine code of the triton kernels costs."""
+    rows = [
+        [
+            f"{row['kernel']}, {row['architecture']}",
+            *(str(row[key]) for key in ("registers", "spills")),
+            *(f"{row[key][0]} ({row[key][1]})" for key in ("loads", "stores")),
+            str(row["instructions"]),
+        ]
+        for row in load("triton_compile")["rows"]
+    ]
+    return table(["AdamW kernel", "registers", "spills", "loads (128-bit)", "stores (128-bit)", "instructions"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -272,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-weights": calibration_weights,
     "calibration-formats": calibration_formats,
     "variants": variants,
+    "triton-kernels": triton_kernels,
 }
 
 

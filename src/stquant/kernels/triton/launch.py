@@ -39,8 +39,6 @@ CHUNK = 1024
 RAGGED_CHUNK = 256
 """Elements of a tile that may have short blocks, whose bookkeeping takes registers."""
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""A fused multiply-add would round once where the reference rounds twice."""
 
 _RECORD = struct.Struct("=3q 4Q" + "Q Q Q q q" * 3 + "f4x" * 9)
 """The numbers of a record, in the order of `records`."""
@@ -51,6 +49,17 @@ _PLAIN = 1
 _NO_STATE = (0,) * 5
 _NO_CONSTANTS = (0.0,) * 9
 _ONE, _MANTISSA = 0x3F800000, 23
+
+
+def options(lanes: int) -> dict[str, int | bool]:
+    """Options of every launch: 128 threads a program, on warps of `lanes` threads.
+
+    A fused multiply-add would round once where the reference rounds twice.
+    """
+    return {"num_warps": 128 // lanes, "enable_fp_fusion": False}
+
+
+_OPTIONS = options(64 if torch.version.hip else 32)
 
 Constants = tuple[float, ...]
 Rule = AdamRule | SGDRule | LionRule
@@ -362,7 +371,7 @@ def _launch(kernel: Any, variant: Variant, records: Sequence[Record]) -> None:
 
 def run(kernel: Any, programs: int, table: Tensor, chunks: Tensor, constants: dict[str, int]) -> None:
     """Start `programs` programs of a kernel; every launch of this backend passes here."""
-    kernel[(programs,)](table, chunks, **constants, **OPTIONS)
+    kernel[(programs,)](table, chunks, **constants, **_OPTIONS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stquant.kernels.triton import steps, transfers
-from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, OPTIONS, RAGGED_CHUNK
+from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, RAGGED_CHUNK, options
 
 ARCHITECTURES: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -64,7 +64,7 @@ class Cost:
 
 def every() -> list[dict[str, int]]:
     """Every variant of the AdamW kernel."""
-    return [_adam(*choice) for choice in itertools.product(SIGNED, SQUARES, WEIGHTS, BLOCKS, (0, 1), (0, 1))]
+    return [adam(*choice) for choice in itertools.product(SIGNED, SQUARES, WEIGHTS, BLOCKS, (0, 1), (0, 1))]
 
 
 def covering(strength: int, seed: int = 0) -> list[dict[str, int]]:
@@ -82,7 +82,7 @@ def covering(strength: int, seed: int = 0) -> list[dict[str, int]]:
         best = max(candidates, key=lambda row: len(missing & _parts(row, strength)))
         missing -= _parts(best, strength)
         first, second, weight, block = (kind[i] for kind, i in zip(kinds, best, strict=True))
-        chosen.append(_adam(first, second, weight, block, len(chosen) % 2, 0))
+        chosen.append(adam(first, second, weight, block, len(chosen) % 2, 0))
     return chosen
 
 
@@ -90,14 +90,15 @@ def _parts(row: tuple[int, ...], strength: int) -> set[tuple[tuple[int, int], ..
     return set(itertools.combinations(enumerate(row), strength))
 
 
-def _adam(
+def adam(
     first: Sequence[int],
     second: Sequence[int],
     weight: Sequence[int],
     block: Sequence[int],
-    maximize: int,
-    decayed: int,
+    maximize: int = 0,
+    decayed: int = 0,
 ) -> dict[str, int]:
+    """Constants of a variant of the AdamW kernel, from entries of the lists above."""
     names = ("PARAM", "GRAD", "RESIDUAL_BITS", "STOCHASTIC", "MAXIMIZE", "DECAYED", "FIRST", "FIRST_BITS", "PREPAY")
     values = (*weight, maximize, decayed, *first, *second, 0, block[1], _blocks(*block), block[0])
     return dict(
@@ -136,7 +137,8 @@ def compile_(architecture: str, constants: Mapping[str, int], kernel: str = "ada
     signature = {"items": "*i64", "chunks": "*i32", **dict.fromkeys(constants, "constexpr")}
     aligned = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, constexprs=dict(constants), attrs={(0,): aligned, (1,): aligned})
-    return triton.compile(source, target=ARCHITECTURES[architecture], options=OPTIONS)
+    target = ARCHITECTURES[architecture]
+    return triton.compile(source, target=target, options=options(target.warp_size))
 
 
 def cost(compiled: Any) -> Cost:
