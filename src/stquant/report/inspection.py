@@ -134,7 +134,8 @@ def _live(value: Any) -> Any:
         format = catalog.from_number(value["format"], value["block"])
         return PackedState.zeros(format, Grid.of(value["codes"].shape, format.block), "meta")
     if isinstance(value, Mapping) and "values" in value:
-        return PackedResidual.zeros(value["bits"], Grid.of(value["values"].shape, value["block"]), "meta")
+        shape = value["values"].shape[:-1]  # two bytes each
+        return PackedResidual.zeros(value["bits"], Grid.of(shape, value["block"]), "meta")
     return value
 
 
