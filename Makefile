@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test tables clean
+.PHONY: demo test wheel tables clean
 
 demo: $(VENV)/.demo
 	$(BIN)/stquant demo --out demo
@@ -15,8 +15,19 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m build --wheel --outdir build/wheel .
+	$(MAKE) wheel
 	$(BIN)/python -m pytest -n 2
+
+# Builds the wheel and tries it in an environment that has no other copy of the package; torch and
+# the like come from $(VENV), whose .pth files do not count there.
+wheel: $(VENV)/.dev
+	rm -rf build/wheel build/fresh
+	$(BIN)/python -m build --wheel --outdir build/wheel .
+	$(BIN)/python -m venv build/fresh
+	build/fresh/bin/pip install --quiet --no-deps --no-index build/wheel/*.whl
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' >$$(echo build/fresh/lib/python3*/site-packages)/base.pth
+	cd build && fresh/bin/python -c 'import stquant._cpu as m; assert "fresh" in m.__file__, m.__file__'
+	cd build && fresh/bin/stquant doctor
 
 tables: $(VENV)/.dev
 	$(BIN)/python benchmarks/tables.py

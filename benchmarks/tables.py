@@ -270,6 +270,19 @@ def triton_kernels() -> str:
     return table(["AdamW kernel", "registers", "spills", "loads (128-bit)", "stores (128-bit)", "instructions"], rows)
 
 
+def cpu_step() -> str:
+    """Time of a step on the CPU; what could not be measured stands with a dash."""
+    rows = []
+    for part in load("cpu_step")["tables"]:
+        where = [part["model"], str(part["threads"])]
+        for row in part["rows"]:
+            times = [f"{row['ns_per_element']:.2f}", f"{row['ratio']:.2f}", f"{row['ratio_of_fastest']:.2f}"]
+            rows.append([row["name"], *where, *times])
+        rows += [[name, *where, "-", "-", "-"] for name in part["missing"]]
+    head = ["step", "parameters", "threads", "ns per element", "ratio to torch fused", "ratio of the fastest"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -279,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step-memory": step_memory,
     "checkpoint-size": checkpoint_size,
     "demo": demo,
+    "cpu-step": cpu_step,
     "calibration-size": calibration_size,
     "calibration-all": lambda: calibration_selections("states and formats"),
     "calibration-tensors": lambda: calibration_selections("tensors"),

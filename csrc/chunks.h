@@ -2,42 +2,33 @@
 //
 // Included inside the namespace of one instruction set, after codec.h.
 
-static STQ_INLINE void number_elements(const Grid& grid, Chunk& chunk) {
-  for (int b = 0; b < chunk.blocks; ++b) {
-    const int64_t element = chunk.element[b];
-    chunk.index[b] = grid.origin + element;
-    if (grid.run) {
-      const int64_t row = element / grid.row;
-      chunk.index[b] = grid.origin + row / grid.run * grid.jump + row % grid.run * grid.pitch + element % grid.row;
-    }
-  }
-}
-
-static STQ_INLINE int chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& chunk) {
-  const int block = int(grid.block), most = kChunk / block;
-  const int blocks = last - first < most ? int(last - first) : most;
-  chunk.first = first, chunk.blocks = blocks, chunk.block = block;
-  chunk.full = grid.row % block == 0;
-  if (chunk.full) {
+// The next chunk of the blocks [first, last): consecutive full blocks or consecutive short ones.
+static STQ_INLINE void chunk_at(const Grid& grid, int64_t first, int64_t last, Chunk& chunk) {
+  const int block = int(grid.block), most = block < kChunk ? kChunk / block : 1;
+  int blocks = last - first < most ? int(last - first) : most;
+  chunk.first = first, chunk.block = block;
+  if ((grid.row & (block - 1)) == 0 && !grid.run) {
+    chunk.blocks = blocks, chunk.full = true;
     for (int b = 0; b < blocks; ++b) {
-      chunk.element[b] = (first + b) * block;
+      chunk.element[b] = (first + b) * block, chunk.index[b] = grid.origin + chunk.element[b];
       chunk.lane[b] = (first + b) * (block / kCodesPerLane);
       chunk.count[b] = block;
     }
-    number_elements(grid, chunk);
-    return blocks;
+    return;
   }
   const int64_t per_row = grid.blocks_per_row(), lanes = (grid.row + kCodesPerLane - 1) / kCodesPerLane;
   int64_t row = first / per_row, column = first % per_row * block;
+  const int64_t full = (grid.row - column) / block;
+  if (grid.row % block && per_row > 1 && blocks > full) blocks = full ? int(full) : 1;
+  chunk.blocks = blocks, chunk.full = full > 0;
   for (int b = 0; b < blocks; ++b) {
     chunk.element[b] = row * grid.row + column;
+    chunk.index[b] = grid.index(row, column);
     chunk.lane[b] = row * lanes + column / kCodesPerLane;
     chunk.count[b] = grid.row - column < block ? int(grid.row - column) : block;
     column += block;
     if (column >= grid.row) column = 0, ++row;
   }
-  number_elements(grid, chunk);
-  return blocks;
 }
 
 static STQ_INLINE float half_to_float(uint16_t half) {
@@ -150,7 +141,8 @@ static void join_chunk(const uint8_t* residual, const Chunk& chunk, float* weigh
     float* w = weight + b * chunk.block;
     unpack_block<bits>(residual + bits * chunk.lane[b], lanes, w, [&](auto code, int i, auto like) __attribute__((always_inline)) {
       using F = decltype(like);
-      const auto value = as<Word<F>>(code - ((code >> (bits - 1)) << bits)) << (16 - bits);
+      // Shifts bring the sign of the code to the top and down again with what the weight lacks.
+      const auto value = as<Word<F>>(as<Int<F>>(as<Word<F>>(code) << (32 - bits)) >> (32 - bits)) << (16 - bits);
       return as<F>(load<Word<F>>(w + i) + value);
     });
   });

@@ -6,11 +6,12 @@
 
 namespace stquant {
 
-// Elements worked on at a time; a chunk is a whole number of blocks. Large enough that the blocks
-// of a chunk hide each other's latencies, small enough that the buffers stay in the first cache.
-constexpr int kChunk = 1024;
+// Elements worked on at a time: some blocks, or a larger one. Enough that the blocks of a chunk hide
+// each other's latencies, few enough that the memory is kept busy while they are worked on.
+constexpr int kChunk = 256;
 constexpr int kMinBlock = 32;
-constexpr int kMaxBlock = kChunk;
+constexpr int kMaxBlock = 1024;
+constexpr int kBuffer = kMaxBlock > kChunk ? kMaxBlock : kChunk;
 constexpr int kMaxBlocks = kChunk / kMinBlock;
 constexpr int kCodesPerLane = 8;
 
@@ -24,6 +25,9 @@ struct Grid {
   int64_t rows, row, block;
   int64_t origin, run, jump, pitch;
 
+  int64_t index(int64_t r, int64_t column) const {
+    return origin + (run ? r / run * jump + r % run * pitch : r * row) + column;
+  }
   int64_t blocks_per_row() const { return (row + block - 1) / block; }
   int64_t blocks() const { return rows * blocks_per_row(); }
 };
@@ -61,14 +65,14 @@ struct Stats {
 };
 
 // A run of consecutive blocks. `lane` counts the lanes before a block: times the bits of a code
-// that is the offset of its bytes, at every width. `full` says that the elements are contiguous;
-// `index` is where a block starts in the whole parameter.
+// that is the offset of its bytes, at every width. `full` says that all blocks are, so that the
+// elements are contiguous.
 struct Chunk {
   int64_t first;
   int blocks, block;
   bool full;
-  int64_t element[kMaxBlocks];
-  int64_t index[kMaxBlocks];
+  int64_t element[kMaxBlocks];  // where a block starts here
+  int64_t index[kMaxBlocks];    // and in the whole parameter
   int64_t lane[kMaxBlocks];
   int count[kMaxBlocks];
 };

@@ -4,19 +4,20 @@
 
 // Buffers of one chunk; a short block is padded with zeros to a full one.
 struct Buffers {
-  alignas(64) float weight[kChunk];
-  alignas(64) float grad[kChunk];
-  alignas(64) float first[kChunk];
-  alignas(64) float second[kChunk];
-  alignas(64) uint32_t random[kChunk];
-  Extremes extremes[kMaxBlocks];  // of the momentum in `first`
+  alignas(64) float weight[kBuffer];
+  alignas(64) float grad[kBuffer];
+  alignas(64) float first[kBuffer];
+  alignas(64) float second[kBuffer];
+  alignas(64) uint32_t random[kBuffer];
+  Extreme extremes[kMaxBlocks];  // of the momentum in `first`
   float scales[kMaxBlocks];
-  bool bad[kChunk];  // elements that must not reach a packed state
+  float squares[kMaxBlocks];  // sums over the gradients
+  bool bad[kBuffer];  // elements that must not reach a packed state
 };
 
-constexpr int kAhead = kChunk * int(sizeof(float));  // bytes: the same place of the next chunk
+constexpr int kAhead = 1536;  // bytes: three blocks of 128, as far as measurements favour
 
-// The gradients and weights of a later chunk, fetched while this one is worked on.
+// The gradients and weights of later blocks, fetched while one is worked on.
 struct Ahead {
   const char *grad, *weight;
 
@@ -54,15 +55,16 @@ static STQ_INLINE void load_state(const State& state, const Chunk& chunk, float*
   }
 }
 
-// Stores the momentum in `buffers.first`; a packed one leaves there what `feedback` says if it
+// Stores the momentum in `buffers.first`; a packed one leaves there what `prepayment` says if it
 // prepays. Returns whether it does.
 static STQ_INLINE bool store_momentum(const State& state, const Chunk& chunk, Buffers& buffers,
-                                      const Feedback& feedback, bool may_prepay = true) {
+                                      const Prepayment& prepayment, bool may_prepay = true) {
   if (!state.packed()) return store_tensor(state.data, kFloat32, chunk, buffers.first), false;
   for (int b = 0; b < chunk.blocks; ++b)
     state.scales[chunk.first + b] = buffers.scales[b] = signed_scale(state, buffers.extremes[b]);
   const bool prepays = may_prepay && state.prepay;
-  signed_encoder(state, prepays)(state, chunk, buffers.scales, buffers.first, nullptr, feedback);
+  const EncodeChunk encode = prepays ? signed_encoder<true>(state) : signed_encoder<false>(state);
+  encode(state, chunk, buffers.scales, buffers.first, nullptr, prepayment);
   return prepays;
 }
 
@@ -76,12 +78,13 @@ static STQ_INLINE bool any_bad(const Chunk& chunk, const Buffers& buffers) {
 // Marks the elements with a non-finite momentum and takes them out; rare, so not fast.
 static void drop_bad(const Chunk& chunk, Buffers& buffers) {
   for (int b = 0; b < chunk.blocks; ++b) {
-    Extremes& extremes = buffers.extremes[b] = {};
+    Extremes extremes;
     for (int i = b * chunk.block; i < (b + 1) * chunk.block; ++i) {
       buffers.bad[i] = (as<int32_t>(buffers.first[i]) & kInfinity) == kInfinity;
       if (buffers.bad[i]) buffers.first[i] = 0.0f;
       extremes.add(Floats{} + buffers.first[i]);
     }
+    buffers.extremes[b] = extremes.reduced();
   }
 }
 

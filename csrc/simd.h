@@ -101,6 +101,41 @@ static STQ_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a
 static STQ_INLINE Ints select(Ints mask, Ints a, Ints b) { return mask ? a : b; }
 static STQ_INLINE Words select(Ints mask, Words a, Words b) { return mask ? a : b; }
 
+// `x` in every element, as a vector that is made once: compilers would rather load and spread a
+// number again at each use than keep or spill the vector.
+template <class V, class T>
+static STQ_INLINE V fixed(T x) {
+  V v = V{} + x;
+#if defined(__x86_64__)
+  __asm__("" : "+x"(v));
+#endif
+  return v;
+}
+
+// A number that `fixed` spread, as an F.
+template <class F>
+static STQ_INLINE F same(Floats x) {
+  if constexpr (sizeof(F) == 4) return x[0];
+  else return x;
+}
+
+// How far to shift the elements of a vector; AVX2 has a vector of counts for that.
+#if defined(__AVX2__)
+typedef Ints Count;
+static STQ_INLINE Count count_of(int32_t n) { return fixed<Ints>(n); }
+static STQ_INLINE int32_t number_of(Count n) { return n[0]; }
+#else
+typedef int32_t Count;
+static STQ_INLINE Count count_of(int32_t n) { return n; }
+static STQ_INLINE int32_t number_of(Count n) { return n; }
+#endif
+static STQ_INLINE uint32_t shifted_up(uint32_t x, Count n) { return x << number_of(n); }
+static STQ_INLINE Words shifted_up(Words x, Count n) { return x << n; }
+static STQ_INLINE uint32_t shifted_down(uint32_t x, Count n) { return x >> number_of(n); }
+static STQ_INLINE Words shifted_down(Words x, Count n) { return x >> n; }
+static STQ_INLINE int32_t shifted_down(int32_t x, Count n) { return x >> number_of(n); }
+static STQ_INLINE Ints shifted_down(Ints x, Count n) { return x >> n; }
+
 // -1 where the mask holds, else 0.
 static STQ_INLINE int32_t minus(bool mask) { return -int32_t(mask); }
 static STQ_INLINE Ints minus(Ints mask) { return mask; }
@@ -114,19 +149,21 @@ static STQ_INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 #if defined(__AVX2__)
 static STQ_INLINE Ints smaller(Ints a, Ints b) { return __builtin_ia32_pminsd256(a, b); }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return __builtin_ia32_pmaxsd256(a, b); }
+static STQ_INLINE Words larger(Words a, Words b) { return as<Words>(__builtin_ia32_pmaxud256(as<Ints>(a), as<Ints>(b))); }
 #else
 static STQ_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+static STQ_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 #endif
 static STQ_INLINE Ints smaller(Ints a, int32_t b) { return smaller(a, Ints{} + b); }
 static STQ_INLINE Ints larger(Ints a, int32_t b) { return larger(a, Ints{} + b); }
 
 // Cuts what is above `bound`; NaN passes.
-static STQ_INLINE Floats cut_above(Floats x, float bound) {
+static STQ_INLINE Floats cut_above(Floats x, Floats bound) {
 #if defined(__AVX2__)
-  return __builtin_ia32_minps256(Floats{} + bound, x);
+  return __builtin_ia32_minps256(bound, x);
 #else
-  return Floats{} + bound < x ? Floats{} + bound : x;
+  return bound < x ? bound : x;
 #endif
 }
 
@@ -143,17 +180,48 @@ static STQ_INLINE Floats root(Floats x) {
 #endif
 }
 
-// Values of a table of 8, by index.
-static STQ_INLINE float look_up(const float* table, int32_t index) { return table[index]; }
-static STQ_INLINE Floats look_up(const float* table, Ints index) {
-#if defined(__AVX2__)
-  return __builtin_ia32_permvarsf256(load<Floats>(table), index);
-#else
-  Floats x;
-  for (int i = 0; i < kLanes; ++i) x[i] = table[index[i]];
+// 0, 1, 2, ...
+template <class V>
+static STQ_INLINE V numbers() {
+  V x{};
+  if constexpr (sizeof(V) > 4)
+    for (int i = 0; i < kLanes; ++i) x[i] = i;
   return x;
-#endif
 }
+
+// A table of 8 values, looked up by the lower `bits` bits of an index; those above may be anything.
+// With fewer than 3 bits the values must repeat.
+struct Table {
+  alignas(32) float values[8];
+
+  static STQ_INLINE Table of(const float* values, float factor) {
+    Table table;
+    for (int i = 0; i < 8; i += kLanes) store(table.values + i, load<Floats>(values + i) * factor);
+    return table;
+  }
+  // value(i), for vectors of indices i.
+  template <class Value>
+  static STQ_INLINE Table of(Value value) {
+    Table table;
+    for (int i = 0; i < 8; i += kLanes) store(table.values + i, value(numbers<Ints>() + i));
+    return table;
+  }
+  template <int bits>
+  STQ_INLINE float at(int32_t index) const {
+    return values[index & 7];
+  }
+  template <int bits>
+  STQ_INLINE Floats at(Ints index) const {
+#if defined(__AVX2__)
+    if constexpr (bits < 3) return __builtin_ia32_vpermilvarps256(load<Floats>(values), index);
+    return __builtin_ia32_permvarsf256(load<Floats>(values), index);
+#else
+    Floats x;
+    for (int i = 0; i < kLanes; ++i) x[i] = values[index[i] & 7];
+    return x;
+#endif
+  }
+};
 
 // A vector whose element i is x[i + distance], for the lower elements that have one.
 template <int distance, class V>
@@ -169,15 +237,6 @@ static STQ_INLINE V shifted(V x) {
 #endif
 }
 
-// 0, 1, 2, ...
-template <class V>
-static STQ_INLINE V numbers() {
-  V x{};
-  if constexpr (sizeof(V) > 4)
-    for (int i = 0; i < kLanes; ++i) x[i] = i;
-  return x;
-}
-
 template <class F>
 static STQ_INLINE F absolute(F x) {
   return as<F>(as<Word<F>>(x) & 0x7FFFFFFFu);
@@ -189,4 +248,15 @@ static STQ_INLINE void each(int count, Visit visit) {
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) visit(i, Floats{});
   for (; i < count; ++i) visit(i, float{});
+}
+
+// Calls visit(Index<0>{}), ..., visit(Index<7>{}): a loop over the codes of a lane, unrolled.
+template <int value>
+struct Index {
+  static constexpr int j = value;
+};
+template <class Visit>
+static STQ_INLINE void each_code(Visit visit) {
+  visit(Index<0>{}), visit(Index<1>{}), visit(Index<2>{}), visit(Index<3>{});
+  visit(Index<4>{}), visit(Index<5>{}), visit(Index<6>{}), visit(Index<7>{});
 }

@@ -4,7 +4,7 @@
 // `states[1]` the target of a recode, `weight` the plain tensor.
 
 static void decode_range(const Item& item, int64_t begin, int64_t end) {
-  alignas(64) float values[kChunk];
+  alignas(64) float values[kBuffer];
   Chunk chunk;
   for (int64_t at = begin; at < end; at += chunk.blocks) {
     chunk_at(item.grid, at, end, chunk);
@@ -28,7 +28,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
     } else {
       Extremes extremes;
       for (int i = 0; i < chunk.block; i += kLanes) extremes.add(load<Floats>(x + i));
-      scales[b] = signed_scale(state, extremes);
+      scales[b] = signed_scale(state, extremes.reduced());
     }
     state.scales[chunk.first + b] = scales[b];
   }
@@ -36,7 +36,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
 }
 
 static void encode_range(const Item& item, int64_t begin, int64_t end) {
-  alignas(64) float values[kChunk];
+  alignas(64) float values[kBuffer];
   Chunk chunk;
   for (int64_t at = begin; at < end; at += chunk.blocks) {
     chunk_at(item.grid, at, end, chunk);
@@ -48,7 +48,7 @@ static void encode_range(const Item& item, int64_t begin, int64_t end) {
 }
 
 static void recode_range(const Item& item, int64_t begin, int64_t end) {
-  alignas(64) float values[kChunk];
+  alignas(64) float values[kBuffer];
   Chunk chunk;
   const State &source = item.states[0], &target = item.states[1];
   const bool keeps_means = source.family == kLog && target.family == kLog;
@@ -93,7 +93,7 @@ static STQ_INLINE bool outermost(const State& state, int code) {
 }
 
 static void stats_range(const Item& item, int64_t begin, int64_t end, Stats& sums) {
-  alignas(64) float values[kChunk], codes[kChunk], ratios[kChunk];
+  alignas(64) float values[kBuffer], codes[kBuffer], ratios[kBuffer];
   float ones[kMaxBlocks];
   for (float& one : ones) one = 1.0f;
   const State& state = item.states[0];

@@ -1,10 +1,15 @@
 // Everything that is compiled once per instruction set; included inside its namespace.
 // clang-format off: the order matters, each header builds on those before
 #include "../simd.h"
+#include "../curves.h"
+#include "../packing.h"
+#include "../random.h"
 #include "../codec.h"
 #include "../chunks.h"
 #include "../momentum.h"
-#include "../steps.h"
+#include "../adam_passes.h"
+#include "../adam.h"
+#include "../sgd_lion.h"
 #include "../transfers.h"
 // clang-format on
 

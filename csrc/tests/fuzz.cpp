@@ -1,10 +1,12 @@
 // Random cases over packing, random numbers, transfers and steps, with a fixed seed.
 //
 // Buffers are heap blocks of exactly the size that a case needs, so that the address sanitizer sees
-// every stray access; results are compared with the plainest code that can be written here.
+// every stray access; results are compared with the plainest code that can be written here. The
+// digest at the end is over all results: it is the same for every instruction set and compiler.
 // Usage: fuzz [cases]
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 
 #include "../layout.h"
@@ -36,6 +38,24 @@ static void require(bool holds, const char* what, long number) {
   std::exit(1);
 }
 
+// FNV-1a over everything that was computed, all NaN alike.
+static uint64_t digest = 0xCBF29CE484222325u;
+
+static void add(uint64_t value) { digest = (digest ^ value) * 0x100000001B3u; }
+
+static void add_bytes(const uint8_t* bytes, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) add(bytes[i]);
+}
+static void add_floats(const float* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) add(x[i] == x[i] ? as<uint32_t>(x[i]) : 0x7FC00000u);
+}
+static void add_tensor(const void* tensor, int64_t dtype, int64_t count) {
+  if (dtype == kFloat32) return add_floats(static_cast<const float*>(tensor), count);
+  const uint16_t* x = static_cast<const uint16_t*>(tensor);
+  const uint16_t infinity = dtype == kBFloat16 ? 0x7F80 : 0x7C00;
+  for (int64_t i = 0; i < count; ++i) add((x[i] & 0x7FFF) > infinity ? uint16_t(infinity + 1) : x[i]);
+}
+
 template <class T>
 using Buffer = std::unique_ptr<T[]>;
 
@@ -59,14 +79,15 @@ static const int kWidths[] = {0, 1, 2, 3, 4, 5, 6, 8};
 struct Packed {
   Buffer<uint8_t> codes;
   Buffer<float> scales;
+  int64_t bytes, blocks;
   State state{};
 
   Packed(const Grid& grid, Family family, int bits) {
-    const int64_t bytes = grid.rows * ((grid.row + 7) / 8) * bits;
+    bytes = grid.rows * ((grid.row + 7) / 8) * bits, blocks = grid.blocks();
     codes.reset(new uint8_t[bytes ? bytes : 1]);
-    scales.reset(new float[grid.blocks()]);
+    scales.reset(new float[blocks]);
     for (int64_t i = 0; i < bytes; ++i) codes[i] = uint8_t(next());
-    for (int64_t i = 0; i < grid.blocks(); ++i) scales[i] = family == kLog ? absolute(any_finite()) : any_finite();
+    for (int64_t i = 0; i < blocks; ++i) scales[i] = family == kLog ? absolute(any_finite()) : any_finite();
     state = {codes.get(), scales.get(), family, bits, family == kLog && below(2), family != kLog && below(2), 0, 0, next()};
     if (family != kLog) return;
     // Levels of at most 2^5, as those of a state are: sums of their fourth powers have 64 bits.
@@ -74,6 +95,7 @@ struct Packed {
     while (state.log2_step > -5 && (double(1 << bits) * (state.log2_step > 0 ? 2.0 : 1.0 / (1 << -state.log2_step))) > 8)
       --state.log2_step;
   }
+  void add_all() const { add_bytes(codes.get(), bytes), add_floats(scales.get(), blocks); }
 };
 
 static Packed packed(const Grid& grid, bool is_signed) {
@@ -82,7 +104,16 @@ static Packed packed(const Grid& grid, bool is_signed) {
   return below(2) ? Packed(grid, kDynamic, kDynamics[below(3)]) : Packed(grid, kMulaw, kMulaws[below(4)]);
 }
 
-static Grid grid() { return {1 + below(3), 1 + below(below(8) ? 160 : 1500), int64_t(32) << below(6)}; }
+// Often a part of a larger parameter, sometimes at the end of the indices' lower half.
+static Grid grid() {
+  Grid g{1 + below(3), 1 + below(below(8) ? 160 : 1500), int64_t(32) << below(6)};
+  if (below(2)) g.block = 128;
+  if (below(4) == 0) g.row = 128 * (1 + below(10));
+  if (below(2)) return g;
+  g.origin = below(2) ? below(5000) : (int64_t(1) << 32) - below(3000);
+  if (below(2)) g.pitch = g.row + below(500), g.run = 1 + below(3), g.jump = g.pitch * (g.run + below(3));
+  return g;
+}
 
 template <int bits>
 static void packing(long number) {
@@ -91,7 +122,9 @@ static void packing(long number) {
   Buffer<uint8_t> planes(new uint8_t[bits * lanes + 1]);
   for (int i = 0; i < 8 * lanes; ++i) codes[i] = as<float>(int32_t(next() & ((1u << bits) - 1)));
   pack_block<bits>(planes.get(), lanes, [&](int i, auto like) { return load<Int<decltype(like)>>(codes.get() + i); });
-  unpack_block<bits>(planes.get(), lanes, back.get(), [](auto code, int, auto like) { return as<decltype(like)>(code); });
+  unpack_block<bits>(planes.get(), lanes, back.get(), [](auto code, int, auto like) {
+    return as<decltype(like)>(code & int32_t((1u << bits) - 1));
+  });
   for (int i = 0; i < 8 * lanes; ++i) {
     require(as<int32_t>(codes[i]) == as<int32_t>(back[i]), "a code changed in packing", number);
     for (int k = 0; k < bits; ++k) {
@@ -125,7 +158,11 @@ static void transfers(long number) {
   Buffer<float> plain(new float[elements]);
   Item item{};
   item.grid = g, item.weight = plain.get(), item.states[0] = source.state, item.states[1] = target.state;
-  for (int64_t i = 0; i < elements; ++i) plain[i] = any_float();
+  for (int64_t i = 0; i < elements; ++i) {
+    plain[i] = any_float();
+    // A mean of such values is infinite and decodes to NaN, whose sign is the processor's choice.
+    if (absolute(plain[i]) > 0x1p100f) plain[i] = 0x1p100f;
+  }
   encode_range(item, 0, g.blocks());
   decode_range(item, 0, g.blocks());
   for (int64_t i = 0; i < elements; ++i) require(plain[i] == plain[i], "NaN after encoding", number);
@@ -133,6 +170,8 @@ static void transfers(long number) {
   Stats sums{};
   stats_range(item, 0, g.blocks(), sums);
   require(sums.elements == elements, "an element was not counted", number);
+  source.add_all(), target.add_all(), add_floats(plain.get(), elements);
+  for (const int64_t *sum = &sums.elements, *end = sum + sizeof sums / 8; sum != end; ++sum) add(uint64_t(*sum));
 }
 
 static void steps(long number) {
@@ -152,6 +191,14 @@ static void steps(long number) {
   item.grad = grad.get(), item.grad_dtype = below(3);
   item.residual = residual.get(), item.residual_bits = bits, item.stochastic = below(2), item.key = next();
   item.maximize = below(2);
+  if (item.grad_dtype == kFloat32 && below(2)) {
+    // Any bits are seldom all finite, which a block of 128 must be on its usual way.
+    const float size = below(8) ? 1.0f : 0x1p59f;
+    for (int64_t i = 0; i < elements; ++i) {
+      const float x = size * 1e-4f * (float(below(20001)) - 10000.0f);
+      __builtin_memcpy(grad.get() + 4 * i, &x, 4);
+    }
+  }
   item.states[0] = below(4) ? first.state : State{plain_first.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
   item.states[1] = below(4) ? second.state : State{plain_second.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
   if (below(4) == 0) item.states[2] = {maximum.get(), nullptr, kPlain, 0, 0, 0, 0, 0, 0};
@@ -163,6 +210,8 @@ static void steps(long number) {
   adam_range(item, 0, cut);
   for (int64_t i = 0; i < g.blocks(); ++i)
     require(!item.states[1].packed() || second.scales[i] == second.scales[i], "a mean is NaN", number);
+  first.add_all(), second.add_all(), add_bytes(residual.get(), bytes), add_tensor(weight.get(), dtype, elements);
+  for (const auto& plain : {&plain_first, &plain_second, &maximum}) add_floats(plain->get(), elements);
 }
 
 int main(int count, char** arguments) {
@@ -178,5 +227,5 @@ int main(int count, char** arguments) {
       default: steps(number);
     }
   }
-  std::printf("%ld cases\n", cases);
+  std::printf("%ld cases, digest %016llx\n", cases, static_cast<unsigned long long>(digest));
 }

@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stquant.codecs.blocks import Box, Grid
 from stquant.kernels import cpu, reference
-from stquant.kernels.ops import AdamRule
+from stquant.kernels.ops import AdamRule, Item
+from stquant.storage.packed import PackedState
 from tests.cases import NON_NEGATIVE, SIGNED, name
 from tests.parity import helpers
 from tests.parity.helpers import ADAMW, Case
@@ -133,6 +135,34 @@ def test_what_the_reference_serves() -> None:
         reference.adam_step_([truth], ADAMW)
         for key, value in helpers.tensors(ours).items():
             assert torch.equal(value, helpers.tensors(truth)[key])
+
+
+BOXES = {
+    "rows around 2^32": Box((2**25, 256), (2**24 - 3, 0), (6, 256)),
+    "a block across 2^32": Box((2**25, 300), (2**32 // 300 - 2, 0), (4, 300)),
+    "columns beyond 2^40": Box((2**28 + 9, 2**13), (2**28, 2**12), (3, 128)),
+    "a cut of the middle dimension": Box((2**20, 70, 1000), (2**19, 9, 128), (3, 2, 200)),
+}
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=BOXES.keys())
+def test_indices_beyond_32_bits(box: Box) -> None:
+    """Random numbers depend on the place in the whole parameter; none of that size is needed to see it."""
+    cases = [Case({"exp_avg": "mulaw4", "exp_avg_sq": "log2"}, box.shape, torch.bfloat16, stochastic=True)]
+    grid = Grid.of(box.whole, 128, box)
+
+    def placed(items: list[Item]) -> list[Item]:
+        for item in items:
+            for state in item.states.values():
+                assert isinstance(state, PackedState)
+                state.grid = grid
+        return items
+
+    truth = helpers.run(lambda items, rule: reference.adam_step_(placed(items), rule), cases, ADAMW, 4)
+    for isa in cpu.instruction_sets():
+        cpu.use(isa)
+        ours = helpers.run(lambda items, rule: cpu.adam_step_(placed(items), rule), cases, ADAMW, 4)
+        helpers.assert_equal(ours, truth, cases)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -1,0 +1,111 @@
+// Curves: how a value becomes a code and a code a value, given the scale of a block.
+//
+// Every operation and its order are those of codecs/curves.py. Included inside the namespace of one
+// instruction set, after simd.h.
+
+constexpr float kTiny = 0x1p-100f;  // scales below count as zero
+constexpr int kMantissa = 23;
+constexpr int32_t kOne = 0x3F800000;
+constexpr uint32_t kSign = 0x80000000u;
+constexpr int32_t kInfinity = 0x7F800000;
+
+// A curve is prepared for one block from its scale and then maps values to codes and back. What it
+// decodes may have any bits above those of the code.
+
+static STQ_INLINE float reciprocal(float scale) { return absolute(scale) >= kTiny ? 1.0f / scale : 0.0f; }
+
+template <int kBits>
+struct DynamicCurve {
+  static constexpr int bits = kBits;
+  static constexpr bool symmetric = false;
+  static constexpr float levels2[8] = {0.0f, 0.55f, 1.0f, -0.55f, 0.0f, 0.55f, 1.0f, -0.55f};
+  static constexpr float levels3[8] = {0.0f, 0.055f, 0.325f, 0.775f, 1.0f, -0.055f, -0.325f, -0.775f};
+  float scale, inverse;
+  Table levels;
+
+  static STQ_INLINE DynamicCurve of(float scale, const State&) {
+    return {scale, reciprocal(scale), Table::of(bits == 2 ? levels2 : levels3, scale)};
+  }
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    if constexpr (bits == 0) return F{} * scale;
+    return levels.template at<bits>(code);
+  }
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F>) const {
+    const F ratio = value * inverse;
+    if constexpr (bits == 0) return Int<F>{};
+    if constexpr (bits == 2) {
+      constexpr float t1 = float((0.0 + 0.55) / 2), t2 = float((0.55 + 1.0) / 2);
+      return only(ratio <= -t1, 3) - minus(ratio >= t1) - minus(ratio >= t2);
+    }
+    constexpr float t1 = float((0.0 + 0.055) / 2), t2 = float((0.055 + 0.325) / 2);
+    constexpr float t3 = float((0.325 + 0.775) / 2), t4 = float((0.775 + 1.0) / 2);
+    const F size = absolute(ratio);
+    const Int<F> passed = minus(size >= t1) + minus(size >= t2) + minus(size >= t3) + minus(ratio >= t4);
+    return only(ratio <= -t1, 4) - passed;
+  }
+};
+
+template <int kBits>
+struct MulawCurve {
+  static constexpr int bits = kBits;
+  static constexpr bool symmetric = true;  // the upper bit of a code is the sign
+  static constexpr float span = 4.5f - 16.0f / (1 << bits);
+  static constexpr int32_t bias = 0x3FC00000;  // 1.5
+  static constexpr int shift = kMantissa - (bits - 2);
+  static constexpr int32_t sign_bit = 1 << (bits - 1);
+  float scale, unit, stretch;
+
+  static STQ_INLINE MulawCurve of(float scale, const State&) {
+    return {scale, scale / span, scale < kTiny ? 0.0f : span / scale};
+  }
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    const F value = (as<F>(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
+    return as<F>(as<Int<F>>(value) ^ ((code & sign_bit) << (32 - bits)));
+  }
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F>) const {
+    const F biased = absolute(value) * stretch + 1.5f;
+    const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
+    const Int<F> magnitude = smaller(rounded, sign_bit - 1);
+    const Int<F> sign = as<Int<F>>(as<Word<F>>(value) >> (32 - bits));
+    return magnitude | (sign & only(magnitude > 0, sign_bit));
+  }
+};
+
+template <int kBits, bool kStochastic>
+struct LogCurve {
+  static constexpr int bits = kBits;
+  static constexpr bool symmetric = false;
+  float scale, inverse;
+  Count shift;
+  uint32_t lowest, half;  // pattern of the lowest level, and of half a step
+  uint32_t base, field;  // what is added to a code in its place, and that place
+
+  // A block whose mean counts as zero has the mean itself for all values.
+  static STQ_INLINE LogCurve of(float scale, const State& state) {
+    const uint32_t lowest = uint32_t(kOne + int32_t(state.lo) * (1 << kMantissa));
+    const int32_t shift = kMantissa + int32_t(state.log2_step);
+    const bool flat = scale < kTiny;
+    return {scale, reciprocal(scale), count_of(shift), lowest, 1u << (shift - 1), flat ? uint32_t(kOne) : lowest, flat ? 0u : ((1u << bits) - 1) << shift};
+  }
+  template <class F>
+  STQ_INLINE F decode(Int<F> code) const {
+    return as<F>((shifted_up(as<Word<F>>(code), shift) & field) + base) * scale;
+  }
+  template <class F>
+  STQ_INLINE Int<F> encode(F value, Word<F> random) const {
+    if constexpr (bits == 0) return Int<F>{};
+    // Sums of unsigned words may wrap, as those of the reference do.
+    const Word<F> pattern = as<Word<F>>(value * inverse);
+    if constexpr (kStochastic) {
+      const Word<F> above = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
+      return smaller(shifted_down(as<Int<F>>(above + shifted_down(random, 32 - shift)), shift), (1 << bits) - 1);
+    }
+    if constexpr (bits == 1) return only(as<Int<F>>(pattern - lowest) >= int32_t(half), 1);
+    const Int<F> raised = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));
+    return smaller(shifted_down(raised, shift), (1 << bits) - 1);
+  }
+};

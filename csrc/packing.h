@@ -1,0 +1,87 @@
+// Packing: the codes of a block as byte planes; the layout is that of codecs/packing.py.
+//
+// Included inside the namespace of one instruction set, after curves.h.
+
+// The codes of a lane (or of a vector of lanes) as one little-endian integer, in 32-bit words.
+template <int bits, class F>
+struct Lane {
+  Word<F> word[bits == 0 ? 1 : (bits + 3) / 4] = {};
+
+  static STQ_INLINE Lane load(const uint8_t* planes, int lanes) {
+    Lane x;
+#pragma GCC unroll 16
+    for (int p = 0; p < bits; ++p) x.word[p / 4] |= load_bytes<Word<F>>(planes + p * lanes) << (8 * (p % 4));
+    return x;
+  }
+  // Code j in the lower bits; those above are of the codes after it.
+  template <int j>
+  STQ_INLINE Int<F> get() const {
+    constexpr int at = bits * j / 32, shift = bits * j % 32;
+    Word<F> code = word[at] >> shift;
+    if constexpr (shift + bits > 32) code |= word[at + 1] << (32 - shift);
+    return as<Int<F>>(code);
+  }
+  template <int j>
+  STQ_INLINE void put(Int<F> code) {
+    if constexpr (bits == 0) return;
+    constexpr int at = bits * j / 32, shift = bits * j % 32;
+    word[at] |= as<Word<F>>(code) << shift;
+    if constexpr (shift + bits > 32) word[at + 1] |= as<Word<F>>(code) >> (32 - shift);
+  }
+  STQ_INLINE void store(uint8_t* planes, int lanes) const {
+    if constexpr (bits > 0) store_planes<(bits < 4 ? bits : 4)>(planes, lanes, word[0]);
+    if constexpr (bits > 4) store_planes<(bits < 8 ? bits - 4 : 4)>(planes + 4 * lanes, lanes, word[1]);
+    if constexpr (bits > 8) {
+      store_planes<4>(planes + 8 * lanes, lanes, word[2]);
+      store_planes<4>(planes + 12 * lanes, lanes, word[3]);
+    }
+  }
+};
+
+// Calls visit(block, lanes) for each block, with a constant number of lanes where blocks are full
+// and of the usual size.
+template <class Visit>
+static STQ_INLINE void each_block(const Chunk& chunk, Visit visit) {
+  for (int b = 0; b < chunk.blocks; ++b) {
+    if (chunk.count[b] == 128) {
+      visit(b, 16);
+    } else {
+      visit(b, (chunk.count[b] + kCodesPerLane - 1) / kCodesPerLane);
+    }
+  }
+}
+
+// out[i] = map(code of element i, i) for the elements of a block. Above the code are bits of others.
+template <int bits, class Map>
+static STQ_INLINE void unpack_block(const uint8_t* planes, int lanes, float* out, Map map) {
+  each(lanes, [&](int l, auto like) __attribute__((always_inline)) {
+    using F = decltype(like);
+    const auto x = Lane<bits, F>::load(planes + l, lanes);
+    float* to = out + l;
+    store(to, map(x.template get<0>(), l, like)), to += lanes;
+    store(to, map(x.template get<1>(), l + 1 * lanes, like)), to += lanes;
+    store(to, map(x.template get<2>(), l + 2 * lanes, like)), to += lanes;
+    store(to, map(x.template get<3>(), l + 3 * lanes, like)), to += lanes;
+    store(to, map(x.template get<4>(), l + 4 * lanes, like)), to += lanes;
+    store(to, map(x.template get<5>(), l + 5 * lanes, like)), to += lanes;
+    store(to, map(x.template get<6>(), l + 6 * lanes, like)), to += lanes;
+    store(to, map(x.template get<7>(), l + 7 * lanes, like));
+  });
+}
+
+// Packs map(i), the code of element i, for the elements of a block.
+template <int bits, class Map>
+static STQ_INLINE void pack_block(uint8_t* planes, int lanes, Map map) {
+  each(lanes, [&](int l, auto like) __attribute__((always_inline)) {
+    Lane<bits, decltype(like)> x;
+    x.template put<0>(map(l, like));
+    x.template put<1>(map(l + 1 * lanes, like));
+    x.template put<2>(map(l + 2 * lanes, like));
+    x.template put<3>(map(l + 3 * lanes, like));
+    x.template put<4>(map(l + 4 * lanes, like));
+    x.template put<5>(map(l + 5 * lanes, like));
+    x.template put<6>(map(l + 6 * lanes, like));
+    x.template put<7>(map(l + 7 * lanes, like));
+    x.store(planes + l, lanes);
+  });
+}

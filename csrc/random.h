@@ -1,0 +1,50 @@
+// Random numbers: a function of a key and an element's index; see codecs/rounding.py.
+//
+// Included inside the namespace of one instruction set, after packing.h.
+
+// 32 random bits for the elements of a run; see codecs/rounding.py. The upper half of an element's
+// index is a constant here, so a run must not pass a multiple of 2^32.
+struct Noise {
+  uint32_t low, flip, add;
+
+  static STQ_INLINE Noise of(uint64_t key, int64_t first) {
+    return {uint32_t(first), uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key), uint32_t(key >> 32)};
+  }
+  // Lower halves of the indices from the first on, and the bits of elements by theirs.
+  template <class W>
+  STQ_INLINE W indices() const {
+    return numbers<W>() + low;
+  }
+  template <class W>
+  STQ_INLINE W draw(W index) const {
+    W x = index ^ flip;
+    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
+    return x ^ (x >> 15);
+  }
+};
+
+// Whether the elements [first, first + count) pass a multiple of 2^32.
+static STQ_INLINE bool wraps(int64_t first, int64_t count) { return (first ^ (first + count - 1)) >> 32; }
+
+static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
+  const int before = wraps(first, count) ? int((uint64_t(1) << 32) - (uint64_t(first) & 0xFFFFFFFFu)) : count;
+  const Noise noise = Noise::of(key, first), rest = Noise::of(key, first + before);
+  const auto fill = [](const Noise& from, uint32_t* to, int n) __attribute__((always_inline)) {
+    each(n, [&](int i, auto like) __attribute__((always_inline)) {
+      store(to + i, from.draw(from.indices<Word<decltype(like)>>() + uint32_t(i)));
+    });
+  };
+  fill(noise, out, before);
+  fill(rest, out + before, count - before);
+}
+
+static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
+  for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.index[b], chunk.block, out + b * chunk.block);
+}
+
+static bool any_wraps(const Chunk& chunk) {
+  for (int b = 0; b < chunk.blocks; ++b)
+    if (wraps(chunk.index[b], chunk.block)) return true;
+  return false;
+}
