@@ -1,7 +1,7 @@
 """What a parameter of GPT-2 124M costs: live storages of weights, residuals and states.
 
-Builds the real model and the real states, without a step, and writes
-results/bytes_per_parameter.json. Run: python benchmarks/bytes_per_parameter.py
+Builds the real model and the real states, adaptive ones with one decision on random gradients, and
+writes results/bytes_per_parameter.json. Run: python benchmarks/bytes_per_parameter.py
 """
 
 from pathlib import Path
@@ -11,17 +11,21 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stquant
+from stquant.policy.budget import Adaptive
 from stquant.report import record
 from stquant.report.memory import held_bytes, state_bytes
 
+LR = 1e-6
 TARGET = Path(__file__).parent / "results" / "bytes_per_parameter.json"
+COMPACT = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
 ROWS: list[tuple[str, torch.dtype, Any]] = [
     ("torch AdamW", torch.float32, None),
     ("`Fixed(bits=8)`", torch.float32, stquant.Fixed(bits=8)),
     ("`Fixed(bits=4)`", torch.float32, stquant.Fixed(bits=4)),
-    ("default: 2 bits for `exp_avg`, 1 bit for `exp_avg_sq`", torch.float32, None),
+    ("2 bits for `exp_avg`, 1 bit for `exp_avg_sq`", torch.float32, COMPACT),
+    ("`\"adaptive\"`, the default, at its limit", torch.float32, "adaptive"),
     ("`Fixed(bits=4)`, bf16 weights, 8-bit residual", torch.bfloat16, stquant.Fixed(bits=4)),
-    ("default, bf16 weights, 8-bit residual", torch.bfloat16, None),
+    ("`\"adaptive\"`, bf16 weights, 8-bit residual, at its limit", torch.bfloat16, "adaptive"),
 ]
 
 
@@ -37,8 +41,14 @@ def measure(name: str, dtype: torch.dtype, policy: Any) -> dict[str, Any]:
             p.grad = torch.zeros_like(p)
         optimizer.step()
         return {**row, "residuals": 0.0, "states": state_bytes(optimizer) / count, "true_bits": 32.0}
-    ours = stquant.AdamW(params, **({} if policy is None else {"policy": policy}))
+    ours = stquant.AdamW(params, lr=LR, policy=policy)
     ours.init_state()
+    if policy == "adaptive":
+        # States start below the limit; a step with gradients at a decision fills it.
+        ours.set_policy(Adaptive(every=1))
+        for p in params:
+            p.grad = torch.randn_like(p)
+        ours.step()
     ledger = ours.ledger()
     residuals = ledger.residual_bytes / count
     return {**row, "residuals": residuals, "states": ledger.bytes / count - residuals, "true_bits": ledger.bits}
