@@ -132,6 +132,8 @@ def state_stats(state: Packed) -> StateStats:
 
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if these kernels do."""
+    if item.box is not None:
+        return "the parameter is sharded: random numbers follow from places in the whole one"
     tensors = [item.param, item.grad]
     grid = None
     if item.residual is not None:
