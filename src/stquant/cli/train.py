@@ -38,11 +38,11 @@ def train(
     policy: Annotated[
         str,
         typer.Option(
-            help="torch or nadam (torch's own in fp32), fp32 (ours, unpacked), a published recipe "
+            help="adaptive, torch or nadam (torch's own in fp32), fp32 (ours, unpacked), a published recipe "
             "(bnb8, torchao4, flash8, solo42, nf4), a width such as 4, or formats "
             "of exp_avg and exp_avg_sq such as 2+1 or dynamic2+log1."
         ),
-    ] = "2+1",
+    ] = "adaptive",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the whole run.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and rounding.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Of the parameters.")] = Dtype.FLOAT32,

@@ -116,5 +116,5 @@ def policy_of(text: str, states: tuple[str, ...] = _OURS[""].states) -> Policy:
     return Fixed(**formats)
 
 
-DEMO = ("torch", "nadam", "2+1", "4")
-"""The rows of the demo: the yardstick, its control, and two of ours."""
+DEMO = ("torch", "nadam", "adaptive", "2+1", "4")
+"""The rows of the demo: the yardstick, its control, and three of ours."""

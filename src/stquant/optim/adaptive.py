@@ -135,7 +135,10 @@ class Controller:
         """Plan for the pools of which something was measured in this step, and carry it out."""
         if not self._samples:
             return
-        samples, self._samples = self._samples, {}
+        # In the order of the parameters, which all ranks share; gradient release measures in another.
+        members = [member.entry.param for pool in pools for member in pool.members]
+        samples = {param: self._samples[param] for param in members if param in self._samples}
+        self._samples = {}
         bins = agree([(param, sample.bins) for param, sample in samples.items()])
         totals = {param: energies(part) for param, part in zip(samples, bins, strict=True)}
         for number, pool in enumerate(pools):

@@ -100,6 +100,7 @@ class PackedOptimizer(PolicyDriven):
             shared = "policy" not in param_group
             plain = {key: value for key, value in param_group.items() if key not in ("policy", "master_bits")}
             param_group = {**plain, GROUP_KEY: GroupConfig(policy, master_bits, default.seed, shared).dump()}
+        self._measuring = None
         super().add_param_group(param_group)
         try:
             self._validate(self.param_groups)
@@ -170,12 +171,14 @@ class PackedOptimizer(PolicyDriven):
             rule = self._rule(group, config.seed)
             items = [self._item(entry) for entry in part]
             if is_adaptive(config.policy) and any(config.policy.due(item.step) for item in items):
-                pool = next(pool for pool in self._pools() if any(group is g for g in pool.groups))
+                self._measuring = self._measuring or self._pools()
+                pool = next(pool for pool in self._measuring if any(group is g for g in pool.groups))
                 self._controller.measure(pool, list(zip(part, items, strict=True)), rule)
             getattr(kernels, self.OPERATION)(items, rule)
 
     def _decide(self) -> None:
         """Let adaptive policies plan and carry out what this step has measured."""
+        self._measuring = None
         if self._controller.measured:
             self._controller.decide(self._pools(with_states=True), self.state, agreement.sum_parts)
 

@@ -32,6 +32,9 @@ class PolicyDriven(torch.optim.Optimizer):
 
     _controller: Controller
 
+    _measuring: list[Pool] | None = None
+    """The pools of a step in which something is measured; gradient release updates one by one."""
+
     STATES: ClassVar[Mapping[str, bool]]
     """Names of the states, and whether they hold negative values."""
 
@@ -130,6 +133,7 @@ class PolicyDriven(torch.optim.Optimizer):
 
     def _fit(self) -> None:
         """Shrink states that are there until every budget holds."""
+        self._measuring = None
         for pool in self._pools(with_states=True):
             fit(pool, self.state)
 

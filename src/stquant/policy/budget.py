@@ -34,8 +34,8 @@ RUNGS = ((2, 0), (2, 1), (3, 1), (4, 1), (4, 2), (5, 2), (6, 2), (6, 3), (8, 3),
 """Widths of signed and non-negative states before anything was measured, from few to many bits."""
 
 PRIOR = {
-    True: {2: 0.30, 3: 0.087, 4: 0.016, 5: 0.0034, 6: 8.0e-4, 8: 4.6e-5},
-    False: {0: 0.095, 1: 0.091, 2: 0.091, 3: 0.024, 4: 0.006, 5: 5.7e-4, 6: 1.6e-4, 8: 1.0e-5},
+    True: {2: 0.21, 3: 0.069, 4: 0.012, 5: 0.0026, 6: 6.2e-4, 8: 3.7e-5},
+    False: {0: 0.0097, 1: 0.046, 2: 0.055, 3: 0.02, 4: 0.0058, 5: 7.0e-4, 6: 1.7e-4, 8: 1.1e-5},
 }
 """Error of the step of the weight, relative in mean squares, that signed and non-negative states of
 each width make where gradients are independent normal noise. Stands in until something is measured."""
