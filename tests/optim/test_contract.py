@@ -57,7 +57,7 @@ def test_arguments_that_cannot_be_honoured_raise(options: dict[str, Any], messag
     [
         (lambda p: stquant.SGD(p, momentum=-0.1), "momentum=-0.1 is out of range"),
         (lambda p: stquant.SGD(p, nesterov=True), "needs a momentum above 0 and dampening 0"),
-        (lambda p: stquant.SGD(p, momentum=1.0), "which momentum=1.0 does not admit"),
+        (lambda p: stquant.SGD(p, momentum=1.0, policy=stquant.Fixed(bits=2)), "which momentum=1.0 does not admit"),
         (lambda p: stquant.SGD(p, momentum=0.9, policy=stquant.Fixed(exp_avg=4)), "this optimizer has momentum_buffer"),
         (lambda p: stquant.Lion(p, betas=(0.9, 1.0)), "betas"),
         (lambda p: stquant.Lion(p, policy=stquant.Fixed(bits=2)), "the sign update of Lion does not admit"),

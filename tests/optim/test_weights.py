@@ -81,5 +81,5 @@ def test_float16_takes_no_residual() -> None:
 
 def test_prepay_needs_weights_that_hold_small_changes() -> None:
     with pytest.raises(ValueError, match="prepays small changes"):
-        stquant.AdamW(parameters(dtype=torch.bfloat16), master_bits=None)
+        stquant.AdamW(parameters(dtype=torch.bfloat16), master_bits=None, policy=stquant.Fixed(bits=2))
     stquant.AdamW(parameters(dtype=torch.bfloat16), master_bits=None, policy=stquant.Fixed(bits=4))

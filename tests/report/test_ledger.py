@@ -44,7 +44,8 @@ def test_a_view_counts_as_the_storage_behind_it_and_once() -> None:
 
 def test_rows_and_totals() -> None:
     model = torch.nn.Linear(128, 64)
-    optimizer = stquant.AdamW(model.named_parameters())
+    policy = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
+    optimizer = stquant.AdamW(model.named_parameters(), policy=policy)
     assert str(optimizer.ledger()) == "no state yet: call step() or init_state()"
     optimizer.init_state()
     ledger = optimizer.ledger()

@@ -26,4 +26,6 @@ def test_the_default_kernels_compile(architecture: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("spills=0") == 2
+    kernels = [line for line in done.stdout.splitlines() if architecture in line]
+    assert len(kernels) == 4
+    assert all("spills=0" in line for line in kernels), done.stdout
