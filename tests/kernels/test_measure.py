@@ -35,7 +35,7 @@ EXACT = 2.0**-13
 """A block's energy is a multiple of 2**-14 of the lower end of its bin."""
 
 
-def item(formats: dict[str, Format], shape: tuple[int, ...] = (12, 160), steps: int = 3, seed: int = 0) -> Item:
+def item(formats: dict[str, Format], shape: tuple[int, ...] = (6, 160), steps: int = 3, seed: int = 0) -> Item:
     generator = torch.Generator().manual_seed(seed)
     param = torch.randn(shape, generator=generator)
     states = {

@@ -140,12 +140,18 @@ class Controller:
         samples = {param: self._samples[param] for param in members if param in self._samples}
         self._samples = {}
         bins = agree([(param, sample.bins) for param, sample in samples.items()])
-        totals = {param: energies(part) for param, part in zip(samples, bins, strict=True)}
+        totals = dict(zip(samples, _energies(bins), strict=True))
         for number, pool in enumerate(pools):
             measured = _measured(pool.seats, live, samples, totals)
             if measured:
                 steps = [samples[pool.seats[place].entry.param].step for place in measured]
                 self.decisions[number] = _decide(pool, live, measured, max(steps))
+
+
+def _energies(bins: Sequence[Tensor]) -> list[Tensor]:
+    """The energies of every parameter, all at once; they differ in how many there are."""
+    flat = energies(torch.cat([part.flatten(0, -2) for part in bins]))
+    return list(torch.split(flat, [len(part) for part in bins]))
 
 
 def _measured(

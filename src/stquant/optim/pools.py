@@ -135,7 +135,7 @@ class Pool:
                 if self.plain[member.entry.param][name].format.packed:
                     ladder = self.policy.ladder(member.facts, signed, lowest)
                     grid = Grid.of(member.facts.shape, self.policy.block)
-                    sizes = tuple(_bytes(format, grid) for format in ladder)
+                    sizes = tuple(map(_Sizes(grid).of, ladder))
                     seats.append(Seat(member.entry, name, signed, grid, ladder, sizes, row))
         return seats
 
@@ -155,7 +155,7 @@ class Pool:
                 if choice.format.packed:
                     packed += elements
                     ladder = self.policy.ladder(member.facts, member.states[name])
-                    compact += _bytes(ladder[0], grid)
+                    compact += _Sizes(grid).of(ladder[0])
                 else:
                     plain += elements * (8 if member.facts.dtype is torch.float64 else 4)
         return Holdings(parameters, state_elements, plain, residual, compact, packed)
@@ -188,6 +188,13 @@ def _any_packed(choices: Mapping[str, Choice]) -> bool:
     return any(choice.format.packed for choice in choices.values())
 
 
-def _bytes(format: Format, grid: Grid) -> int:
-    scales = grid.rows * grid.blocks_per_row * format.scale_dtype.itemsize
-    return grid.rows * packed_bytes(grid.row, format.bits) + scales
+class _Sizes:
+    """Bytes of packed states on a grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._per_bit = grid.rows * packed_bytes(grid.row, 1)
+        self._scales = grid.rows * grid.blocks_per_row
+
+    def of(self, format: Format) -> int:
+        """Bytes of codes and scales in a format."""
+        return format.bits * self._per_bit + self._scales * format.scale_dtype.itemsize

@@ -32,7 +32,7 @@ from stquant.kernels.reference.adam import LARGEST_SQUARE
 from stquant.kernels.reference.pieces import root
 from stquant.kernels.reference.step import ItemPiece
 
-SAMPLE = 1 << 11
+SAMPLE = 1 << 10
 """Elements of a parameter that are looked at, about."""
 
 BINS = 32
@@ -218,9 +218,15 @@ class _Reading:
     move: Callable[[Mapping[str, Tensor], _Sample], Tensor]
 
 
+def _grad(part: ItemPiece, maximize: bool, decay: float) -> Tensor:
+    """The gradient of the step; the weights are read only if they decay into it."""
+    weight = part.weight() if decay else torch.empty(0, dtype=torch.float32, device=part.item.param.device)
+    return part.grad(weight, maximize, decay)
+
+
 def _read_adam(part: ItemPiece, rule: AdamRule) -> _Reading:
     c = AdamConstants.of(rule, part.item.step)
-    grad = part.grad(part.weight(), rule.maximize, c.decay)
+    grad = _grad(part, rule.maximize, c.decay)
     state, piece = part.item.states["exp_avg_sq"], part.piece
     assert not isinstance(state, Tensor)
     stored = {name: part.load(name) for name in ("exp_avg", "exp_avg_sq")}
@@ -247,7 +253,7 @@ def _move_adam(values: Mapping[str, Tensor], sample: _Sample) -> Tensor:
 
 def _read_sgd(part: ItemPiece, rule: SGDRule) -> _Reading:
     c = SGDConstants.of(rule)
-    grad = part.grad(part.weight(), rule.maximize, c.decay)
+    grad = _grad(part, rule.maximize, c.decay)
     stored = part.load("momentum_buffer")
     buffer = c.momentum * stored + c.rest * grad if part.item.step > 1 else grad
     lr = c.lr * c.momentum if rule.nesterov else c.lr
@@ -262,7 +268,7 @@ def _move_sgd(values: Mapping[str, Tensor], sample: _Sample) -> Tensor:
 
 def _read_lion(part: ItemPiece, rule: LionRule) -> _Reading:
     c = LionConstants.of(rule)
-    grad, stored = part.grad(part.weight(), rule.maximize, decay=0.0), part.load("exp_avg")
+    grad, stored = _grad(part, rule.maximize, decay=0.0), part.load("exp_avg")
     exp_avg = c.beta2 * stored + c.beta2_rest * grad
     constants = {"lr": c.lr, "beta1": c.beta1, "rest": c.beta1_rest}
     return _Reading(grad, exp_avg.isfinite(), {"exp_avg": exp_avg}, {"exp_avg": stored}, {}, constants, _move_lion)
