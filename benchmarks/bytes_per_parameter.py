@@ -23,9 +23,9 @@ ROWS: list[tuple[str, torch.dtype, Any]] = [
     ("`Fixed(bits=8)`", torch.float32, stquant.Fixed(bits=8)),
     ("`Fixed(bits=4)`", torch.float32, stquant.Fixed(bits=4)),
     ("2 bits for `exp_avg`, 1 bit for `exp_avg_sq`", torch.float32, COMPACT),
-    ("`\"adaptive\"`, the default, at its limit", torch.float32, "adaptive"),
+    ('`"adaptive"`, the default, at its limit', torch.float32, "adaptive"),
     ("`Fixed(bits=4)`, bf16 weights, 8-bit residual", torch.bfloat16, stquant.Fixed(bits=4)),
-    ("`\"adaptive\"`, bf16 weights, 8-bit residual, at its limit", torch.bfloat16, "adaptive"),
+    ('`"adaptive"`, bf16 weights, 8-bit residual, at its limit', torch.bfloat16, "adaptive"),
 ]
 
 

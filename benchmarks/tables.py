@@ -283,6 +283,20 @@ def cpu_step() -> str:
     return table(head, rows)
 
 
+def adaptive() -> str:
+    """What decisions cost."""
+    rows = [
+        [
+            f"{row['model']}, every {row['every']} steps",
+            f"{row['decision_ms']:.0f}",
+            f"{row['median_step_ms']:.0f}",
+            f"{row['share_at_every']:.1%}",
+        ]
+        for row in load("adaptive")["decisions"]
+    ]
+    return table(["training", "decision, ms of CPU", "step, ms of CPU", "share of a run"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -292,6 +306,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step-memory": step_memory,
     "checkpoint-size": checkpoint_size,
     "demo": demo,
+    "adaptive": adaptive,
     "cpu-step": cpu_step,
     "calibration-size": calibration_size,
     "calibration-all": lambda: calibration_selections("states and formats"),

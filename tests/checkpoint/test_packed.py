@@ -12,6 +12,7 @@ import torch
 
 import stquant
 from stquant.checkpoint.convert import to_torch
+from stquant.distributed import tensors
 from tests.cases import NON_NEGATIVE, RECIPES, SIGNED, name
 from tests.checkpoint.test_resume import clone, through_file
 from tests.optim.helpers import gradients, parameters, run, same, snapshot
@@ -118,9 +119,9 @@ def test_codes_that_the_format_never_writes_are_refused() -> None:
         optimizer.load_state_dict(bad)
 
 
-def test_sharded_parameters_are_refused() -> None:
+def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, params = trained()
-    params[0].device_mesh = object()  # type: ignore[attr-defined]
+    monkeypatch.setattr(tensors, "is_distributed", lambda value: value is params[0])
     with pytest.raises(ValueError, match="is a DTensor, and a packed file holds whole tensors only"):
         optimizer.state_dict(packed=True)
 
