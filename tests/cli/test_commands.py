@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stquant.cli.main import app
+from stquant.jobs.contenders import DEMO
 
 pytestmark = pytest.mark.filterwarnings("default")
 SHORT = ["train", "--model", "vit", "--steps", "4"]
@@ -61,7 +62,7 @@ def test_misuse_exits_with_two(args: list[str]) -> None:
 
 def test_demo_compares_and_draws(tmp_path: Path) -> None:
     data = json.loads(stquant("demo", "--steps", "2", "--json", "--out", str(tmp_path)))
-    assert len(data["rows"]) == 8
+    assert len(data["rows"]) == 2 * len(DEMO)
     assert (tmp_path / "demo.png").exists()
     assert json.loads((tmp_path / "demo.json").read_text())["rows"] == data["rows"]
 
