@@ -41,11 +41,6 @@ Agree = Callable[[Sequence[tuple[Tensor, Tensor]]], Sequence[Tensor]]
 """Sums what the holders of parts of parameters measured: (parameter, bins) to bins."""
 
 
-def alone(parts: Sequence[tuple[Tensor, Tensor]]) -> Sequence[Tensor]:
-    """Agree with nobody: this process holds all of every parameter."""
-    return [bins for _, bins in parts]
-
-
 def start(pool: Pool) -> dict[Tensor, dict[str, Choice]]:
     """Choose formats for every parameter of a pool as if none had been measured yet.
 
@@ -131,10 +126,8 @@ class Controller:
             for (entry, item), bins in zip(part, found, strict=True):
                 self._samples[entry.param] = _Sample(dict(candidates_of), bins, item.step, rule.lr)
 
-    def decide(self, pools: Sequence[Pool], live: Live, agree: Agree = alone) -> None:
+    def decide(self, pools: Sequence[Pool], live: Live, agree: Agree) -> None:
         """Plan for the pools of which something was measured in this step, and carry it out."""
-        if not self._samples:
-            return
         # In the order of the parameters, which all ranks share; gradient release measures in another.
         members = [member.entry.param for pool in pools for member in pool.members]
         samples = {param: self._samples[param] for param in members if param in self._samples}
