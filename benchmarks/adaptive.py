@@ -1,8 +1,10 @@
 """What adapting costs: the time of decisions in a run, and of the allocator for many states.
 
 A decision's share is the CPU time by which steps that measure and decide exceed the median of the
-steps around them, over `EVERY` median steps of training (forward and backward included). The
-first decisions, which come earlier, count as well. Writes results/adaptive.json.
+steps around them, over the median steps of training (forward and backward included): of `EVERY`
+steps, and of a whole run, whose first decisions come earlier. What an adaptive policy costs in a
+step without a decision is the median difference to the optimizer steps of a fixed policy of the same
+formats, taken in turn. Writes results/adaptive.json.
 Run: python benchmarks/adaptive.py
 """
 
@@ -21,10 +23,11 @@ from stquant.policy.allocator import Table, within_bytes
 from stquant.report import record
 
 TARGET = Path(__file__).parent / "results" / "adaptive.json"
-EVERY, STEPS = 100, 200
+EVERY, STEPS = 100, 600
 MODELS = ("gpt2", "vit")
 STATES = (100, 1_000, 10_000, 100_000)
 REPEATS = 5
+PAIRS = 200
 
 
 def share(model: str) -> dict[str, Any]:
@@ -60,7 +63,32 @@ def share(model: str) -> dict[str, Any]:
         "decision_ms": 1000 * extra / len(decided),
         "share_of_run": extra / (STEPS * usual),
         "share_at_every": extra / len(decided) / (EVERY * usual),
+        "share_between": between(model) / usual,
     }
+
+
+def between(model: str) -> float:
+    """Return the CPU seconds that an adaptive optimizer's step takes more than a fixed one's, without a decision."""
+
+    def make(policy: Any) -> stquant.AdamW:
+        module = WORKLOADS[model].build()
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = stquant.AdamW(module.named_parameters(), policy=policy)
+        for _ in range(EVERY // 2):
+            optimizer.step()
+        return optimizer
+
+    adaptive = make(stquant.Budget(bits=3.0, every=10 * PAIRS))
+    packed = {row.state: row.format for row in adaptive.ledger().rows if not row.reason and row.state.startswith("exp")}
+    pair = (adaptive, make(stquant.Fixed(**packed)))
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(PAIRS):
+        for optimizer, taken in zip(pair, times, strict=True):
+            start = time.process_time()
+            optimizer.step()
+            taken.append(time.process_time() - start)
+    return statistics.median(a - b for a, b in zip(*times, strict=True))
 
 
 def allocation(states: int) -> dict[str, Any]:

@@ -290,11 +290,14 @@ def adaptive() -> str:
             f"{row['model']}, every {row['every']} steps",
             f"{row['decision_ms']:.0f}",
             f"{row['median_step_ms']:.0f}",
-            f"{row['share_at_every']:.1%}",
+            f"{row['share_at_every']:.2%}",
+            f"{row['share_of_run']:.2%} of {row['steps']} steps",
+            f"{row['share_between']:.2%}",
         ]
         for row in load("adaptive")["decisions"]
     ]
-    return table(["training", "decision, ms of CPU", "step, ms of CPU", "share of a run"], rows)
+    head = ["training", "decision, ms", "training step, ms", "share later on", "share of a run", "steps between"]
+    return table(head, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

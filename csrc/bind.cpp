@@ -27,10 +27,16 @@ static void check_state(const State& state) {
   if (!known) throw std::invalid_argument("a state has an unknown format");
 }
 
+template <class T>
+static std::vector<T> array_of(nb::bytes bytes) {
+  if (bytes.size() % sizeof(T)) throw std::invalid_argument("records have another size than the module expects");
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.c_str(), bytes.size());
+  return values;
+}
+
 static std::vector<Item> read(nb::bytes records) {
-  if (records.size() % sizeof(Item)) throw std::invalid_argument("records have another size than the module expects");
-  std::vector<Item> items(records.size() / sizeof(Item));
-  std::memcpy(items.data(), records.c_str(), records.size());
+  std::vector<Item> items = array_of<Item>(records);
   for (const Item& item : items) {
     const int64_t block = item.grid.block, bits = item.residual_bits;
     if (block < kMinBlock || block > kMaxBlock || block & (block - 1))
@@ -41,6 +47,40 @@ static std::vector<Item> read(nb::bytes records) {
     for (const State& state : item.states) check_state(state);
   }
   return items;
+}
+
+// Writes int64 [items, energies, kEnergyBins] to an address that holds `size` numbers, all zero.
+static void measure_all(int64_t rule, nb::bytes records, const std::vector<int>& counts, nb::bytes candidates,
+                        nb::bytes samples, uintptr_t address, int64_t size, int threads) {
+  const std::vector<Item> items = read(records);
+  const std::vector<State> formats = array_of<State>(candidates);
+  const std::vector<Sampled> sampled = array_of<Sampled>(samples);
+  if (rule < kAdam || rule > kLion) throw std::invalid_argument("unknown rule");
+  if (counts.empty() || counts.size() > kMaxMeasured) throw std::invalid_argument("one or two states are measured");
+  Candidates wanted{int(counts.size()), {}, formats.data()};
+  int64_t energies = 6, total = 0;
+  for (size_t s = 0; s < counts.size(); ++s) {
+    wanted.count[s] = counts[s];
+    energies += 4 + 4 * counts[s], total += counts[s];
+    if (counts[s] < 0) throw std::invalid_argument("fewer than no formats");
+  }
+  if (total != int64_t(formats.size())) throw std::invalid_argument("another number of formats than of their counts");
+  if (size != int64_t(items.size()) * energies * kEnergyBins) throw std::invalid_argument("another number of energies");
+  for (const State& format : formats) {
+    check_state(format);
+    if (!format.packed()) throw std::invalid_argument("only packed formats are measured");
+  }
+  for (const Sampled& s : sampled) {
+    if (s.item < 0 || s.item >= int64_t(items.size())) throw std::invalid_argument("a sample is of no item");
+    const Item& item = items[s.item];
+    if (s.row < 0 || s.last_row > item.grid.rows || s.stride < 1 || s.block < 0 ||
+        s.last_block > item.grid.blocks_per_row())
+      throw std::invalid_argument("a sample is outside its item");
+    for (size_t state = 0; state < counts.size(); ++state)
+      if (!item.states[state].packed()) throw std::invalid_argument("only packed states are measured");
+  }
+  nb::gil_scoped_release release;
+  measure(Rules(rule), items, wanted, sampled, reinterpret_cast<int64_t*>(address), energies * kEnergyBins, threads);
 }
 
 static void run_all(RangeKernel kernel, nb::bytes records, int threads) {
@@ -65,6 +105,7 @@ NB_MODULE(_cpu, m) {
   m.def("decode", [](nb::bytes records, int threads) { run_all(active().decode, records, threads); });
   m.def("encode", [](nb::bytes records, int threads) { run_all(active().encode, records, threads); });
   m.def("recode", [](nb::bytes records, int threads) { run_all(active().recode, records, threads); });
+  m.def("measure", &measure_all);
   m.def("stats", [](nb::bytes records, int threads) {
     const std::vector<Item> items = read(records);
     if (items.size() != 1) throw std::invalid_argument("stats takes one record");

@@ -104,4 +104,18 @@ Stats stats(const Item& item, int threads) {
   return total;
 }
 
+void measure(Rules rule, const std::vector<Item>& items, const Candidates& candidates,
+             const std::vector<Sampled>& sampled, int64_t* energies, int64_t width, int threads) {
+  std::vector<int64_t> first;  // of each item that has samples; one item is one thread's
+  for (int64_t i = 0; i < int64_t(sampled.size()); ++i)
+    if (i == 0 || sampled[i].item != sampled[i - 1].item) first.push_back(i);
+  const int64_t parts = int64_t(first.size());
+  first.push_back(int64_t(sampled.size()));
+  const auto kernel = active().measure;
+  parallel(parts, threads, [&](int64_t part) {
+    for (int64_t i = first[part]; i < first[part + 1]; ++i)
+      kernel(rule, items[sampled[i].item], candidates, sampled[i], energies + sampled[i].item * width);
+  });
+}
+
 }  // namespace stquant

@@ -23,4 +23,9 @@ void run(RangeKernel kernel, const Item* items, int64_t count, int threads);
 
 Stats stats(const Item& item, int threads);
 
+// Adds the energies of what is sampled, in the order of the items, to those of each item: `width`
+// numbers from `energies` on. The result does not depend on `threads`.
+void measure(Rules rule, const std::vector<Item>& items, const Candidates& candidates,
+             const std::vector<Sampled>& sampled, int64_t* energies, int64_t width, int threads);
+
 }  // namespace stquant

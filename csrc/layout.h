@@ -77,6 +77,22 @@ struct Chunk {
   int count[kMaxBlocks];
 };
 
+// What is measured: the rows [row, last_row), `stride` apart, of an item, and of each the blocks
+// [block, last_block).
+struct Sampled {
+  int64_t item, row, last_row, stride, block, last_block;
+};
+
+// The formats that states could have: `count[s]` for state s, one state after the other.
+constexpr int kMaxMeasured = 2;
+struct Candidates {
+  int states;
+  int count[kMaxMeasured];
+  const State* formats;
+};
+
+enum Rules : int64_t { kAdam = 0, kSGD = 1, kLion = 2 };
+
 using RangeKernel = void (*)(const Item& item, int64_t first, int64_t last);
 
 // The entry points of one instruction set: each works on the blocks [first, last) of an item.
@@ -84,6 +100,7 @@ struct Kernels {
   const char* name;
   RangeKernel adam, sgd, lion, decode, encode, recode;
   void (*stats)(const Item& item, int64_t first, int64_t last, Stats& sums);
+  void (*measure)(Rules rule, const Item& item, const Candidates& candidates, const Sampled& sampled, int64_t* energies);
 };
 
 }  // namespace stquant

@@ -11,8 +11,9 @@
 #include "../adam.h"
 #include "../sgd_lion.h"
 #include "../transfers.h"
+#include "../measure.h"
 // clang-format on
 
 extern const Kernels kernels;
-const Kernels kernels{STQ_NAME,     adam_range,   sgd_range,    lion_range,
-                      decode_range, encode_range, recode_range, stats_range};
+const Kernels kernels{STQ_NAME,     adam_range,   sgd_range,   lion_range,     decode_range,
+                      encode_range, recode_range, stats_range, measure_sampled};

@@ -13,7 +13,7 @@ from stquant.codecs import catalog
 from stquant.codecs.blocks import Box, Grid
 from stquant.kernels.backend import Operations, resolve
 from stquant.kernels.ops import AdamRule, Item
-from stquant.kernels.reference.measure import measure
+from stquant.kernels.reference import measure
 from stquant.storage.master import PackedResidual
 from stquant.storage.packed import PackedState
 from tests.cases import name

@@ -10,9 +10,10 @@ import torch
 from stquant.codecs import catalog
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Format
-from stquant.kernels.ops import AdamRule, Item, LionRule, SGDRule
-from stquant.kernels.reference import adam_step_, lion_step_, sgd_step_
-from stquant.kernels.reference.measure import SAMPLE, Rule, energies, measure, names
+from stquant.kernels.ops import AdamRule, Item, LionRule, Rule, SGDRule
+from stquant.kernels.reference import adam_step_, lion_step_, measure, sgd_step_
+from stquant.kernels.reference.measurement import energies, names
+from stquant.kernels.reference.sample import SAMPLE
 from stquant.storage.packed import PackedState
 
 ADAM = AdamRule(1e-3, (0.9, 0.99), 1e-8, 0.1, True, False, 7)

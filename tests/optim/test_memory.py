@@ -15,6 +15,9 @@ import pytest
 import torch
 
 import stquant
+from stquant.codecs.format import Format
+from stquant.policy import transition
+from stquant.storage.packed import PackedState
 from tests.optim.helpers import gradients, parameters, run
 
 MIB = 2**20
@@ -132,3 +135,38 @@ def test_loading_holds_the_old_and_the_new_states_and_one_tensor_more(source: st
     dense = params[0].numel() * 4
     # Checks make masks of a tensor's size, and blocks are packed piece by piece.
     assert peak.highest <= optimizer.ledger().bytes + 3 * dense
+
+
+def test_a_transition_holds_one_packed_state_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state changes in one decision, half of them to the narrowest format and half to the widest."""
+    params = parameters([(1024, 1024)] * 6)
+    optimizer = stquant.AdamW(params, policy=stquant.Budget(bits=7.0, every=1))
+    run(optimizer, params, gradients(params, 2))
+    turns = 1
+
+    def everything(table: Any, current: torch.Tensor, *_: object) -> transition.Plan:
+        nonlocal turns
+        turns += 1
+        last = (torch.diff(table.bytes, dim=1) > 0).sum(1)
+        narrow = (torch.arange(len(current)) + turns) % 2 == 0
+        return transition.Plan(torch.where(narrow, 0, last), 0.0)
+
+    living: list[int] = []
+    recode = PackedState.recode
+
+    def watched(state: PackedState, format: Format) -> PackedState:
+        made = recode(state, format)
+        living.append(living_bytes())
+        return made
+
+    monkeypatch.setattr(transition, "plan", everything)
+    monkeypatch.setattr(PackedState, "recode", watched)
+    for _ in range(3):
+        before, small = living_bytes(), 1 << 18  # samples, tables and what else a decision takes
+        held = optimizer.ledger().bytes
+        living.clear()
+        optimizer.step()
+        assert len(living) == 2 * len(params)
+        grown = optimizer.ledger().bytes - held
+        widest = max(row.bytes for row in optimizer.ledger().rows)
+        assert max(living) <= before + max(grown, 0) + widest + small

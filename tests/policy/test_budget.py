@@ -8,8 +8,8 @@ import torch
 from stquant import Budget, Tolerance
 from stquant.codecs import catalog
 from stquant.kernels.ops import AdamRule, Item
-from stquant.kernels.reference import adam_step_
-from stquant.kernels.reference.measure import energies, measure, names
+from stquant.kernels.reference import adam_step_, measure
+from stquant.kernels.reference.measurement import energies, names
 from stquant.policy import policies
 from stquant.policy.budget import PRIOR, Adaptive, Holdings, rung
 from stquant.policy.facts import ParameterFacts

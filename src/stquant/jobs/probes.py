@@ -27,7 +27,8 @@ from stquant.jobs.training import Run, backward
 from stquant.jobs.workloads import WORKLOADS, Batch, Workload
 from stquant.kernels.corrections import AdamConstants
 from stquant.kernels.ops import AdamRule, Item
-from stquant.kernels.reference.measure import energies, measure, names
+from stquant.kernels.reference import measure
+from stquant.kernels.reference.measurement import energies, names
 from stquant.policy.factors import Averages, Measured, factors
 from stquant.storage.packed import PackedState
 

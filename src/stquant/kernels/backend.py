@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stquant.codecs.format import Format
 from stquant.errors import BackendError
 from stquant.kernels import cpu, reference, triton
-from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule
+from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Packed, Rule, SGDRule
 from stquant.kernels.reference.stats import StateStats
 
 
@@ -32,6 +33,7 @@ class Operations:
     encode_: Callable[[Packed, Tensor], None]
     recode_: Callable[[Packed, Packed], None]
     state_stats: Callable[[Packed], StateStats]
+    measure: Callable[[Sequence[Item], Rule, Candidates], Tensor]
     adam_step_: Callable[[Sequence[Item], AdamRule], None]
     sgd_step_: Callable[[Sequence[Item], SGDRule], None]
     lion_step_: Callable[[Sequence[Item], LionRule], None]
@@ -44,6 +46,7 @@ REFERENCE = Operations(
     reference.encode_,
     reference.recode_,
     reference.state_stats,
+    reference.measure,
     reference.adam_step_,
     reference.sgd_step_,
     reference.lion_step_,
@@ -56,6 +59,7 @@ CPU = Operations(
     cpu.encode_,
     cpu.recode_,
     cpu.state_stats,
+    cpu.measure,
     cpu.adam_step_,
     cpu.sgd_step_,
     cpu.lion_step_,
@@ -169,6 +173,7 @@ def _load_triton() -> Operations:
         launch.encode_,
         launch.recode_,
         launch.state_stats,
+        reference.measure,
         launch.adam_step_,
         launch.sgd_step_,
         launch.lion_step_,
@@ -191,6 +196,10 @@ def _by_device(host: Operations) -> Operations:
 
         return step_
 
+    def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor:
+        parts = [of(item.param).measure([item], rule, candidates) for item in items]
+        return torch.cat(parts)
+
     return Operations(
         "by device",
         "tensors on a GPU: triton; all others: " + host.name,
@@ -198,6 +207,7 @@ def _by_device(host: Operations) -> Operations:
         lambda state, values: of(values).encode_(state, values),
         lambda source, target: of(source.codes).recode_(source, target),
         lambda state: of(state.codes).state_stats(state),
+        measure,
         step("adam_step_"),
         step("sgd_step_"),
         step("lion_step_"),

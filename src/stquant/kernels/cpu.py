@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
@@ -21,11 +21,14 @@ from torch import Tensor
 
 from stquant.codecs import rounding
 from stquant.codecs.blocks import Grid, Strides
+from stquant.codecs.curves import default_octaves
 from stquant.codecs.format import Family, Format, Octaves
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
-from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule, State
+from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Packed, Rule, SGDRule, State
+from stquant.kernels.reference.measurement import BINS, names
+from stquant.kernels.reference.sample import sampled
 from stquant.kernels.reference.stats import StateStats
 
 try:
@@ -37,6 +40,10 @@ else:
 
 _RECORD = struct.Struct("=7q Q q Q q Q q q Q q" + "Q Q q q q q q q Q" * 3 + "9d")
 """The fields of `Item` in `csrc/layout.h`."""
+
+_STATE = struct.Struct("=Q Q q q q q q q Q")
+_SAMPLED = struct.Struct("=6q")
+"""The fields of `State` and `Sampled`."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
@@ -128,6 +135,52 @@ def state_stats(state: Packed) -> StateStats:
     return StateStats(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], tuple(sums[6:]))
 
 
+def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor:
+    """Measure parameters before they take a step; see `reference.measure`."""
+    step, ladders = _STEPS[type(rule)], list(candidates.values())
+    found = torch.zeros(len(items), len(names(candidates)), BINS, dtype=torch.int64)
+    served = []
+    for position, item in enumerate(items):
+        if why_not_measured(item, candidates) is None:
+            served.append(position)
+        else:
+            found[position] = reference.measure([item], rule, candidates)[0]
+    parts = [items[position] for position in served]
+    native = torch.zeros(len(parts), *found.shape[1:], dtype=torch.int64)
+    _cpu.measure(
+        step.number,
+        b"".join(_step_record(item, step, rule) for item in parts),
+        [len(ladder) for ladder in ladders],
+        b"".join(_STATE.pack(0, 0, *_format_fields(f, default_octaves(f)), 0) for ladder in ladders for f in ladder),
+        b"".join(_sampled_records(parts)),
+        native.data_ptr(),
+        native.numel(),
+        torch.get_num_threads(),
+    )
+    found[served] = native
+    return found
+
+
+def _sampled_records(items: Sequence[Item]) -> Iterator[bytes]:
+    for number, item in enumerate(items):
+        if item.param.numel():
+            for piece in sampled(item):
+                rows, blocks = piece.rows, piece.blocks
+                yield _SAMPLED.pack(number, rows.start, rows.stop, rows.step or 1, blocks.start, blocks.stop)
+
+
+def why_not_measured(item: Item, candidates: Candidates) -> str | None:
+    """Say why the reference measures an item, or None if the compiled kernels do."""
+    for formats in candidates.values():
+        for format in formats:
+            reason = _why_not_format(format)
+            if reason:
+                return reason
+    if list(item.states) != list(candidates):
+        return "not all states are measured"
+    return why_not(item)
+
+
 def why_not_served(param: Tensor, formats: Iterable[Format]) -> str | None:
     """Say why steps of a parameter whose states have these formats are the reference's, or None if they are not."""
     for format in formats:
@@ -192,7 +245,7 @@ def _why_not_packed(state: Packed) -> str | None:
     return None
 
 
-def _step_record(item: Item, step: _Step, rule: AdamRule | SGDRule | LionRule) -> bytes:
+def _step_record(item: Item, step: _Step, rule: Rule) -> bytes:
     residual = item.residual
     states: list[int] = []
     for name in step.states:
@@ -232,7 +285,7 @@ def _state_fields(item: Item, name: str, seed: int) -> tuple[int, ...]:
         return _ABSENT
     if isinstance(state, Tensor):
         return (state.data_ptr(), 0, 1, 0, 0, 0, 0, 0, 0)
-    drawn = state.format.stochastic and not state.format.signed
+    drawn = not state.format.signed
     return _packed_fields(state, rounding.key(seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0)
 
 
@@ -290,18 +343,20 @@ def _lion_constants(rule: LionRule, step: int) -> tuple[float, ...]:
 class _Step(NamedTuple):
     """How the items of one rule become records."""
 
+    number: int
     native: str
     reference: Callable[[Sequence[Item], Any], None]
     states: tuple[str, ...]
     constants: Callable[[Any, int], tuple[float, ...]]
 
 
-_ADAM = _Step("adam", reference.adam_step_, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _adam_constants)
-_SGD = _Step("sgd", reference.sgd_step_, ("momentum_buffer",), _sgd_constants)
-_LION = _Step("lion", reference.lion_step_, ("exp_avg",), _lion_constants)
+_ADAM = _Step(0, "adam", reference.adam_step_, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _adam_constants)
+_SGD = _Step(1, "sgd", reference.sgd_step_, ("momentum_buffer",), _sgd_constants)
+_LION = _Step(2, "lion", reference.lion_step_, ("exp_avg",), _lion_constants)
+_STEPS = {AdamRule: _ADAM, SGDRule: _SGD, LionRule: _LION}
 
 
-def _step_(step: _Step, items: Sequence[Item], rule: AdamRule | SGDRule | LionRule) -> None:
+def _step_(step: _Step, items: Sequence[Item], rule: Rule) -> None:
     records = []
     for item in items:
         if why_not(item) is not None:

@@ -6,7 +6,7 @@ In-place operations end in an underscore.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,3 +131,9 @@ class LionRule:
     weight_decay: float
     maximize: bool
     seed: int
+
+
+Rule = AdamRule | SGDRule | LionRule
+
+Candidates = Mapping[str, Sequence[Format]]
+"""The formats that each state could have, at their default octaves."""

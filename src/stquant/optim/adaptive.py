@@ -20,8 +20,9 @@ from stquant.checkpoint.restore import Named
 from stquant.codecs import catalog
 from stquant.codecs.format import Format
 from stquant.errors import BudgetError
-from stquant.kernels.ops import Item
-from stquant.kernels.reference.measure import Rule, energies, measure, names
+from stquant.kernels.backend import Operations
+from stquant.kernels.ops import Item, Rule
+from stquant.kernels.reference.measurement import energies, names
 from stquant.optim.pools import AGE, MOVED, Pool, Seat
 from stquant.policy import transition
 from stquant.policy.allocator import Table
@@ -110,7 +111,7 @@ class Controller:
         """Whether something was measured since the last decision."""
         return bool(self._samples)
 
-    def measure(self, pool: Pool, items: Sequence[tuple[Named, Item]], rule: Rule) -> None:
+    def measure(self, kernels: Operations, pool: Pool, items: Sequence[tuple[Named, Item]], rule: Rule) -> None:
         """Measure those parameters whose turn it is, before they step; a learning rate of 0 tells nothing."""
         if rule.lr == 0.0:
             return
@@ -122,7 +123,7 @@ class Controller:
                 candidates = pool.candidates(members[entry.param])
                 alike.setdefault(tuple(candidates.items()), []).append((entry, item))
         for candidates_of, part in alike.items():
-            found = measure([item for _, item in part], rule, dict(candidates_of))
+            found = kernels.measure([item for _, item in part], rule, dict(candidates_of))
             for (entry, item), bins in zip(part, found, strict=True):
                 self._samples[entry.param] = _Sample(dict(candidates_of), bins, item.step, rule.lr)
 

@@ -18,8 +18,7 @@ from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.distributed import agreement, tensors
 from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
-from stquant.kernels.ops import Item
-from stquant.kernels.reference.measure import Rule
+from stquant.kernels.ops import Item, Rule
 from stquant.optim.adaptive import Controller
 from stquant.optim.masters import check_masters
 from stquant.optim.options import check_fused
@@ -170,10 +169,10 @@ class PackedOptimizer(PolicyDriven):
             config = read_group(group[GROUP_KEY])
             rule = self._rule(group, config.seed)
             items = [self._item(entry) for entry in part]
-            if is_adaptive(config.policy) and any(config.policy.due(item.step) for item in items):
+            if is_adaptive(config.policy) and any(map(config.policy.due, {item.step for item in items})):
                 self._measuring = self._measuring or self._pools()
                 pool = next(pool for pool in self._measuring if any(group is g for g in pool.groups))
-                self._controller.measure(pool, list(zip(part, items, strict=True)), rule)
+                self._controller.measure(kernels, pool, list(zip(part, items, strict=True)), rule)
             getattr(kernels, self.OPERATION)(items, rule)
 
     def _decide(self) -> None:

@@ -115,13 +115,14 @@ class _Adapting:
         self.every = every
         self.block = block
         self.flat = flat
+        self._early = frozenset(every // part for part in _EARLY if every >= 2 * part)
 
     def check(self, states: Mapping[str, bool]) -> None:
         """Accept any states."""
 
     def due(self, step: int) -> bool:
         """Whether a parameter is measured at its own `step`: every so many steps, and early on."""
-        return step % self.every == 0 or step in {self.every // part for part in _EARLY if self.every >= 2 * part}
+        return step % self.every == 0 or step in self._early
 
     def ladder(self, facts: ParameterFacts, signed: bool, lowest: bool = False) -> tuple[Format, ...]:
         """Return the formats that a packed state may have, by growing width.

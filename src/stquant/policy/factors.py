@@ -1,7 +1,7 @@
 """Factors: named quantities of one state that may say how many bits it needs.
 
 Each is computed from the energies that the kernels measure on a sample of a step (see
-`kernels.reference.measure`), in double. With x a state's new value, Q(x) what its present format
+`kernels.reference.measurement`), in double. With x a state's new value, Q(x) what its present format
 keeps of it, u the step of the weight, E[] a mean over the sample and a bar the size-weighted
 mean over the tensors measured in the same step:
 

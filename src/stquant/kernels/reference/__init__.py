@@ -9,7 +9,8 @@ own in fp32 is not correctly rounded on CPUs).
 from stquant.kernels.reference.adam import adam_step_
 from stquant.kernels.reference.codec import decode, encode_, recode_
 from stquant.kernels.reference.lion import lion_step_
+from stquant.kernels.reference.measurement import measure
 from stquant.kernels.reference.sgd import sgd_step_
 from stquant.kernels.reference.stats import state_stats
 
-__all__ = ["adam_step_", "decode", "encode_", "lion_step_", "recode_", "sgd_step_", "state_stats"]
+__all__ = ["adam_step_", "decode", "encode_", "lion_step_", "measure", "recode_", "sgd_step_", "state_stats"]

@@ -1,45 +1,37 @@
 """What every format of a state would cost in one step, measured on a sample of its blocks.
 
-The sample is a function of the parameter's whole grid and of its step alone: rows a fixed stride
-apart, or one stretch of a long row, at a place that moves from step to step. On it the step is
-computed as the kernels do, up to the point of rounding, and each candidate format rounds the same
-values with the random numbers that the step itself draws.
+On the sample the step is computed as the kernels do, up to the point of rounding, and each
+candidate format rounds the same values with the random numbers that the step itself draws.
 
 Every result is an *energy*: a sum of squares, taken in a fixed order within a block and as a
 fixed-point int64 across blocks, in bins of 16 octaves. So the parts of a shard, batches and
 devices cannot change it: energies of parts add up to that of the whole, to the bit. A count is
-the energy of zeros and ones, and a sum of magnitudes that of their roots.
+the energy of zeros and ones, and a sum of magnitudes that of their roots. A block whose energy
+is infinite does not count.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from stquant.codecs import blocks, curves, rounding
-from stquant.codecs.blocks import Grid, Piece
+from stquant.codecs import blocks, curves
+from stquant.codecs.blocks import Piece
 from stquant.codecs.format import Format
 from stquant.codecs.rounding import Stream
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
-from stquant.kernels.ops import AdamRule, Item, LionRule, SGDRule
+from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Rule, SGDRule
 from stquant.kernels.reference import stats
 from stquant.kernels.reference.adam import LARGEST_SQUARE
 from stquant.kernels.reference.pieces import root
+from stquant.kernels.reference.sample import SAMPLE, grid_of, sampled
 from stquant.kernels.reference.step import ItemPiece
-
-SAMPLE = 1 << 10
-"""Elements of a parameter that are looked at, about."""
 
 BINS = 32
 """Bins of an energy; bin i holds squares from 2**(16*i - 256) up."""
-
-Rule = AdamRule | SGDRule | LionRule
-Candidates = Mapping[str, Sequence[Format]]
 
 _BATCH = 1 << 15
 _OCTAVES = 16
@@ -77,11 +69,11 @@ def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor
     """
     found = torch.zeros(len(items), len(names(candidates)), BINS, dtype=torch.int64)
     for batch in _batches(items):
-        sampled = [
-            _sample(items[position], piece, position, rule) for position in batch for piece in _pieces(items[position])
+        parts = [
+            _sample(items[position], piece, position, rule) for position in batch for piece in sampled(items[position])
         ]
-        if sampled:
-            _add_energies_(found, _Sample.joined(sampled), candidates)
+        if parts:
+            _add_energies_(found, _Sample.joined(parts), candidates)
     return found
 
 
@@ -142,48 +134,8 @@ def _batches(items: Sequence[Item]) -> Iterator[list[int]]:
     yield batch
 
 
-def _pieces(item: Item) -> Iterator[Piece]:
-    """Yield what of the sample of the whole parameter lies in the box that is held."""
-    grid = _grid(item)
-    place = _place(grid.whole, item.step)
-    if grid.box is None:
-        yield place
-        return
-    left = grid.box.start[grid.lead] * math.prod(grid.box.whole[grid.lead + 1 :]) if grid.box.start else 0
-    columns = slice(max(place.columns.start - left, 0), min(place.columns.stop - left, grid.row))
-    if columns.start >= columns.stop:
-        return
-    first = Piece(grid, slice(0, grid.rows), slice(0, 1)).index(torch.device("cpu"))[:, 0] // grid.whole.row
-    stride = place.rows.step
-    held = ((first - place.rows.start) % stride == 0).nonzero()[:, 0].tolist()
-    straight = all(b - a == stride for a, b in itertools.pairwise(held))
-    if held and straight:
-        yield Piece(grid, slice(held[0], held[-1] + 1, stride), columns)
-    elif held:
-        yield from (Piece(grid, slice(row, row + 1), columns) for row in held)
-
-
-def _grid(item: Item) -> Grid:
-    state = next(iter(item.states.values()))
-    assert not isinstance(state, Tensor), "only packed states are measured"
-    return state.grid
-
-
-def _place(grid: Grid, step: int) -> Piece:
-    """Choose the sampled rows and columns of a whole parameter at a step."""
-    turn = rounding.mix64(step)
-    if grid.row > SAMPLE:
-        stretches = -(-grid.row // SAMPLE)
-        stride, left = grid.rows, (turn >> 32) % stretches * SAMPLE
-        columns = slice(left, min(left + SAMPLE, grid.row))
-    else:
-        stride, columns = -(-grid.elements // SAMPLE), slice(0, grid.row)
-    stride = min(stride, grid.rows)
-    return Piece(grid, slice(turn % stride, grid.rows, stride), columns)
-
-
 def _sample(item: Item, piece: Piece, owner: int, rule: Rule) -> _Sample:
-    part, grid = ItemPiece(item, piece, rule.seed), _grid(item)
+    part, grid = ItemPiece(item, piece, rule.seed), grid_of(item)
     read = _READ[type(rule)](part, rule)
 
     def cut(values: Tensor) -> Tensor:
@@ -305,7 +257,7 @@ def _quantities(sample: _Sample, candidates: Candidates) -> Iterator[Tensor]:
     yield ones
     yield _first_lane(ones[:, :1], ones)
     yield sample.grad
-    yield sample.grad.abs().sqrt()
+    yield root(sample.grad.abs())
     yield torch.eq(sample.grad, 0).to(move.dtype)
     yield move
     for state, formats in candidates.items():
