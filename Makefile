@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test wheel tables clean
+.PHONY: demo test wheel tables docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/stquant demo --out demo
@@ -31,6 +31,10 @@ wheel: $(VENV)/.dev
 
 tables: $(VENV)/.dev
 	$(BIN)/python benchmarks/tables.py
+
+# The documentation as a site, in build/site; the tests build it, too.
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build
 
 # torch comes first and pinned: any other package could pull another build of it.
 $(VENV)/.torch:
