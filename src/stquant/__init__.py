@@ -8,7 +8,7 @@ from stquant.optim.masters import cast_model, export_fp32
 from stquant.optim.release import release_gradients
 from stquant.optim.sgd import SGD
 from stquant.policy.budget import Budget, Tolerance
-from stquant.policy.policies import Fixed, Policy
+from stquant.policy.policies import Fixed, Policy, register_policy
 from stquant.report import memory
 
 __version__ = "0.1.0"
@@ -32,5 +32,6 @@ __all__ = [
     "export_fp32",
     "formats",
     "memory",
+    "register_policy",
     "release_gradients",
 ]

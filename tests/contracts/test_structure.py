@@ -18,7 +18,7 @@ def test_the_public_names_are_these() -> None:
     assert set(stquant.__all__) == {
         *("AdamW", "Adam", "SGD", "Lion", "Fixed", "Budget", "Tolerance", "Policy"),
         *("cast_model", "export_fp32", "formats"),
-        *("memory", "release_gradients"),
+        *("memory", "register_policy", "release_gradients"),
         *("StquantError", "AgreementError", "BackendError", "BudgetError", "CheckpointError", "FormatError"),
     }
     for exported in stquant.__all__:

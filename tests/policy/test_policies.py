@@ -118,7 +118,7 @@ def test_unknown_names_and_objects_raise() -> None:
         policies.from_dict({"kind": "recipe", "name": "bnb4"})
     with pytest.raises(TypeError, match="is not a policy"):
         policies.parse(4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="unknown to this version"):
+    with pytest.raises(ValueError, match="kind 'later' is unknown; known are 'fixed'"):
         policies.from_dict({"kind": "later"})
 
 

@@ -16,7 +16,11 @@ from stquant.policy.facts import Choice, ParameterFacts
 
 
 class Policy(Protocol):
-    """What an optimizer asks of a policy."""
+    """What an optimizer asks of a policy.
+
+    A class of your own needs these four methods, and `register_policy`. `choose` is asked again
+    whenever an optimizer reports or loads, so it must always give the same answer to the same facts.
+    """
 
     def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
         """Choose a format for every state of a parameter.
@@ -218,23 +222,53 @@ def parse(policy: Policy | str) -> Policy:
                 f"policy={policy!r} is unknown; use one of {sorted(_NAMED)} or an object such as stquant.Fixed(bits=4)"
             )
         return _NAMED[policy]
-    if not hasattr(policy, "choose"):
-        raise TypeError(f"policy={policy!r} is not a policy; use for example stquant.Fixed(bits=4)")
+    if missing := [name for name in _CONTRACT if not callable(getattr(policy, name, None))]:
+        raise TypeError(
+            f"policy={policy!r} is not a policy, it lacks {', '.join(missing)}; use for example stquant.Fixed(bits=4)"
+        )
+    if policy.to_dict().get("kind") not in _KINDS:
+        raise ValueError(
+            f"policy={policy!r} is of a kind that is not registered; call stquant.register_policy(kind, make) "
+            "with the kind of its to_dict()"
+        )
     return policy
+
+
+def register_policy(kind: str, make: Callable[..., Policy]) -> None:
+    """Make a kind of policy of your own known, so that optimizers and their checkpoints can hold it.
+
+    An optimizer keeps what `to_dict()` returns in its parameter groups and in its files, and makes
+    the policy anew from there. A process that loads such a file must have registered the kind.
+
+    Args:
+        kind: What the policy's `to_dict()` has under "kind".
+        make: Makes the policy from the other entries of `to_dict()`, given by keyword; mostly its class.
+
+    Raises:
+        ValueError: The kind stands for another policy already.
+    """
+    if kind in _KINDS:
+        raise ValueError(f"policy kind {kind!r} is taken, as are {', '.join(map(repr, _KINDS))}; choose another name")
+    _KINDS[kind] = lambda data: make(**data)
 
 
 def from_dict(data: Mapping[str, Any]) -> Policy:
     """Return the policy that `to_dict` described.
 
     Raises:
-        ValueError: The kind is unknown to this version.
+        ValueError: The kind is unknown.
     """
     kind = data.get("kind")
     if kind not in _KINDS:
         known = ", ".join(map(repr, _KINDS))
-        raise ValueError(f"policy of kind {kind!r} is unknown to this version; it knows {known}")
+        raise ValueError(
+            f"policy of kind {kind!r} is unknown; known are {known}. If it is one of your own, import the module "
+            "that registers it first; if not, update stquant"
+        )
     return _KINDS[kind]({key: value for key, value in data.items() if key != "kind"})
 
+
+_CONTRACT = ("choose", "check", "formats_of", "to_dict")
 
 _KINDS: dict[Any, Callable[[dict[str, Any]], Policy]] = {
     "fixed": lambda data: Fixed(**{key: value for key, value in data.items() if key != "formats"}, **data["formats"]),
@@ -243,3 +277,4 @@ _KINDS: dict[Any, Callable[[dict[str, Any]], Policy]] = {
     "budget": lambda data: Budget(**data),
     "tolerance": lambda data: Tolerance(**data),
 }
+"""Makes a policy of each kind from the other entries of its `to_dict()`."""
