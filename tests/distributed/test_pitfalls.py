@@ -225,6 +225,23 @@ def test_a_parameter_that_is_frozen_while_saving(ranks: Callable[[int], Ranks], 
     assert ranks(2)(frozen_and_unfrozen, "fsdp 2", str(tmp_path)) == [[], []]
 
 
+def adaptive_goes_on(layout: str) -> list[Any]:
+    """Save an adaptive policy's state between two decisions, go on with it in a fresh optimizer."""
+    whole, other = build(layout, "adaptive"), build(layout, "adaptive")
+    take_steps(*whole, 0, 3)
+    restore(other, state_of(whole))
+    for running in (whole, other):
+        take_steps(*running, 3, 6)
+    assert whole[1].decisions() == other[1].decisions() != ()  # type: ignore[attr-defined]
+    return differences(contents(*other), contents(*whole))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_adaptive_policy_goes_on_from_a_checkpoint(ranks: Callable[[int], Ranks], count: int) -> None:
+    """What it remembers has a row for each state and belongs to the whole parameter: no rank may cut it."""
+    assert ranks(count)(adaptive_goes_on, f"fsdp {count}") == [[]] * count
+
+
 def sharded_masters() -> bool:
     """Weights of an fp32 model, cast to bf16 and sharded, come back exactly."""
     torch.manual_seed(0)

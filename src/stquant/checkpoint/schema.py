@@ -115,13 +115,17 @@ class Reader:
 
         With a grid, `shape` is that of its scales.
         """
+        return tensors.unwrap(self.whole(where, value, dtype, shape), self._param, grid)
+
+    def whole(self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of this dtype and shape as it is, which all ranks hold alike."""
         if not isinstance(value, Tensor):
             raise self.fail(f"{where} is {type(value).__name__}, expected a tensor")
         if tuple(value.shape) != shape:
             raise self.fail(f"{where} has shape {tuple(value.shape)}, expected {shape}")
         if value.dtype is not dtype and not (dtype is None and value.is_floating_point()):
             raise self.fail(f"{where} has dtype {value.dtype}, expected {dtype or 'a floating dtype'}")
-        return tensors.unwrap(value, self._param, grid)
+        return value
 
     def part(self, where: str, state: Mapping[str, Any], key: str) -> Any:
         """Return one entry of a presented state."""

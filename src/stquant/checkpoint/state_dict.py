@@ -96,7 +96,7 @@ def absorb(
         live[state] = _absorb_state(reader, state, value, signed, param, choice)
     if CONTROL in presented:
         shape = (len(states), presented[CONTROL].shape[-1]) if isinstance(presented[CONTROL], Tensor) else ()
-        live[CONTROL] = reader.tensor(CONTROL, presented[CONTROL], torch.float32, shape).clone()
+        live[CONTROL] = reader.whole(CONTROL, presented[CONTROL], torch.float32, shape).clone()
     if "residual" in presented:
         live["residual"] = _absorb_residual(reader, presented["residual"], param)
     grids = {value.grid for value in live.values() if isinstance(value, PackedState | PackedResidual)}

@@ -46,13 +46,14 @@ class Log:
     losses: tuple[tuple[int, float], ...]
 
 
-def read(path: Path) -> Log:
+def read(path: str | Path) -> Log:
     """Read a run log; a last line that was cut off is left out.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is not a run log, a line is damaged, or a newer version wrote it.
     """
+    path = Path(path)
     header, *lines = _lines(path)
     decisions, losses = [], []
     for number, line in enumerate(lines, start=2):
