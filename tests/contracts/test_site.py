@@ -19,6 +19,7 @@ MODULES = {
     "stquant.checkpoint.convert": "checkpoint/convert.py",
     "stquant.planning.plan": "planning/plan.py",
     "stquant.planning.sources": "planning/sources.py",
+    "stquant.report.history": "report/history.py",
     "stquant.report.inspection": "report/inspection.py",
     "stquant.report.runlog": "report/runlog.py",
     **{f"stquant.integrations.{path.stem}": f"integrations/{path.name}" for path in SOURCE.glob("integrations/[!_]*")},
