@@ -7,7 +7,7 @@ Works on state dicts alone: shapes come from the states, no model is built. What
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ _WITH_MAXIMUM = {**_STATES, "max_exp_avg_sq": False}
 _BNB_ONLY = ("alpha", "t_alpha", "t_beta3")
 
 Shapes = Mapping[str, Sequence[int]]
+
+Progress = Callable[[int, int], None]
+"""Told after each parameter how many are done, and of how many."""
 
 
 class _Entry(NamedTuple):
@@ -65,6 +68,7 @@ def to_stquant(
     master_bits: int | str | None = "auto",
     seed: int = 0,
     shapes: Shapes | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Convert a state dict of torch, bitsandbytes or torchao to one that `AdamW` and `Adam` load.
 
@@ -79,6 +83,7 @@ def to_stquant(
         seed: Seed of stochastic rounding.
         shapes: Shapes of the model's parameters by name, in their order: names for errors, and a
             check. None takes names from the file, or numbers.
+        progress: Told of each parameter; optional.
 
     Raises:
         CheckpointError: The file does not convert; names the parameter.
@@ -93,14 +98,16 @@ def to_stquant(
         )
     config = GroupConfig(wanted, check_master_bits(master_bits), seed)
     entries = list(_entries(saved, shapes))
-    live = [_absorb(entry, config.policy) for entry in entries]
+    live = [_absorb(entry, config.policy) for entry in _told(entries, progress)]
     number_noise(live)
     states = {entry.index: present(state, _parameter(entry)) for entry, state in zip(entries, live, strict=True)}
     groups = [{**_plain_group(group), GROUP_KEY: config.dump()} for group in saved["param_groups"]]
     return {"state": states, "param_groups": groups}
 
 
-def to_torch(saved: Mapping[str, Any], *, shapes: Shapes | None = None) -> dict[str, Any]:
+def to_torch(
+    saved: Mapping[str, Any], *, shapes: Shapes | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Convert a state dict of this library, bitsandbytes or torchao to one that torch's AdamW loads.
 
     States are decoded to fp32. Residuals of bf16 weights are not part of the result: they belong
@@ -109,13 +116,14 @@ def to_torch(saved: Mapping[str, Any], *, shapes: Shapes | None = None) -> dict[
     Args:
         saved: The state dict; not changed.
         shapes: As in `to_stquant`.
+        progress: As in `to_stquant`.
 
     Raises:
         CheckpointError: The file does not convert; names the parameter.
     """
     ours = kind_of(saved) == "stquant"
     states = {}
-    for entry in _entries(saved, shapes):
+    for entry in _told(list(_entries(saved, shapes)), progress):
         if ours:
             state = absorb(entry.name, _parameter(entry), entry.state, _expected(entry), None)
         else:
@@ -167,6 +175,14 @@ def _entries(saved: Mapping[str, Any], shapes: Shapes | None) -> Iterator[_Entry
         if state := states.get(index):
             state = state if GROUP_KEY in group else foreign.adam_state(name, state)
             yield _Entry(index, name, group, state, _shape(name, state, shapes))
+
+
+def _told(entries: Sequence[_Entry], progress: Progress | None) -> Iterator[_Entry]:
+    """Yield parameters, and tell of each when it is done."""
+    for done, entry in enumerate(entries, start=1):
+        yield entry
+        if progress is not None:
+            progress(done, len(entries))
 
 
 def _names(groups: Sequence[Mapping[str, Any]], count: int, shapes: Shapes | None) -> list[str]:

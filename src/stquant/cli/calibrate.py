@@ -31,13 +31,14 @@ def calibrate(
         list[float] | None,
         typer.Option(min=0.0, max=1.0, help="Where to probe, as share of a full run; may be repeated."),
     ] = None,
+    quiet: console.Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Probe what each state at each width does to the loss, and select the factors that explain it."""
     with console.plain_errors():
         settings = Settings(_models(models), seed, tuple(fork or DEFAULT.forks), length, examples, tensors)
         partial = None if out is None else out.with_name(out.name + ".partial")
-        with console.bars("damage {task.fields[damage]:.1e}") as bars:
+        with console.bars("damage {task.fields[damage]:.1e}", quiet) as bars:
             tasks = {name: bars.add_task(f"{name:5}", total=None, damage=0.0) for name in settings.models}
 
             def tell(model: str, done: int, total: int, probe: Probe) -> None:
@@ -49,6 +50,8 @@ def calibrate(
         partial.unlink()
     if json:
         console.print_json(data)
+        return
+    if quiet:
         return
     for question, answer in data["questions"].items():
         console.out.print(_table(question, answer))

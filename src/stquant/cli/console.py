@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,12 +18,16 @@ WIDTH = 120
 out = Console(width=None if sys.stdout.isatty() else WIDTH)
 err = Console(stderr=True)
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary; --json still prints.")]
+"""The option of commands that take long."""
 
-def bars(figure: str = "loss {task.fields[loss]:.3f}") -> Progress:
+
+def bars(figure: str = "loss {task.fields[loss]:.3f}", quiet: bool = False) -> Progress:
     """Return live progress bars on the error stream; nothing is drawn if that is not a terminal.
 
     Args:
         figure: What stands behind a bar, from the fields of its task.
+        quiet: Draw nothing on a terminal, either.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -33,7 +37,7 @@ def bars(figure: str = "loss {task.fields[loss]:.3f}") -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err,
-        disable=not err.is_terminal,
+        disable=quiet or not err.is_terminal,
     )
 
 

@@ -28,6 +28,7 @@ def convert(
     entry: Annotated[str, typer.Option(help="Where a file of several things has the optimizer, e.g. optimizer.")] = "",
     model: Annotated[Path | None, typer.Option(help="Model checkpoint: names parameters, checks shapes.")] = None,
     model_entry: Annotated[str, typer.Option(help="Where that file has the model.")] = "",
+    quiet: console.Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Convert an optimizer's checkpoint; the result is written completely or not at all."""
@@ -35,10 +36,16 @@ def convert(
         saved = files.read(source, entry)
         kind = conversion.kind_of(saved)
         shapes = None if model is None else conversion.shapes_of(files.read(model, model_entry))
-        if to is Kind.STQUANT:
-            result = conversion.to_stquant(saved, policy_of(policy), shapes=shapes)
-        else:
-            result = conversion.to_torch(saved, shapes=shapes)
+        with console.bars("parameters", quiet) as bars:
+            bar = bars.add_task(f"{kind} to {to.value}", total=None)
+
+            def tell(done: int, total: int) -> None:
+                bars.update(bar, completed=done, total=total)
+
+            if to is Kind.STQUANT:
+                result = conversion.to_stquant(saved, policy_of(policy), shapes=shapes, progress=tell)
+            else:
+                result = conversion.to_torch(saved, shapes=shapes, progress=tell)
         conversion.save(result, target)
     summary = {
         "from": kind,
@@ -50,10 +57,10 @@ def convert(
     }
     if json:
         console.print_json(summary)
-        return
-    console.out.print(
-        f"{kind} to {to.value}: states of {summary['states']} of {summary['parameters']} parameters, "
-        f"{summary['bytes']:,} bytes in {target}",
-        highlight=False,
-        markup=False,
-    )
+    elif not quiet:
+        console.out.print(
+            f"{kind} to {to.value}: states of {summary['states']} of {summary['parameters']} parameters, "
+            f"{summary['bytes']:,} bytes in {target}",
+            highlight=False,
+            markup=False,
+        )

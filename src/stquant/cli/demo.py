@@ -20,17 +20,20 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of all runs.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every run; the full number by default.")] = None,
+    quiet: console.Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train GPT-2 and ViT with torch AdamW, NAdam and STQuant, and compare."""
     jobs = demo_jobs(seed, steps)
-    with console.bars() as bars:
+    with console.bars(quiet=quiet) as bars:
         comparison = compare(jobs, _Bars(bars, jobs))
     data = comparison.to_dict()
     record.write(out / "demo.json", data)
     loss_curves(comparison.results, out / "demo.png")
     if json:
         console.print_json(data)
+        return
+    if quiet:
         return
     console.out.print(_table(comparison))
     console.out.print(f"written: {out / 'demo.json'}, {out / 'demo.png'}", highlight=False)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stquant.cli import console
 from stquant.jobs.parallel import Job
-from stquant.jobs.training import Run
 from stquant.report import record
 from stquant.report.runlog import RunLog
 
@@ -54,6 +53,7 @@ def train(
         Path | None, typer.Option(help="Run log for `stquant report`; with --resume it is continued.")
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Print what every state costs.")] = False,
+    quiet: console.Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a small real model on real data with a policy of your choice."""
@@ -62,7 +62,7 @@ def train(
         if resume is not None:
             run.resume(resume)
         written = None if log is None else RunLog(log).attach(run.optimizer)
-    with console.bars() as bars, written or nullcontext():
+    with console.bars(quiet=quiet) as bars, written or nullcontext():
         bar = bars.add_task(f"{model.value}  {run.contender.name}", total=run.steps, completed=run.done, loss=0.0)
         for loss in run.train():
             bars.update(bar, completed=run.done, loss=loss)
@@ -76,13 +76,13 @@ def train(
     if json:
         console.print_json(result)
         return
-    _summarise(run, ledger)
-
-
-def _summarise(run: Run, ledger: bool) -> None:
-    result = run.result()
     if ledger and hasattr(run.optimizer, "ledger"):
         console.out.print(str(run.optimizer.ledger()), markup=False, highlight=False, soft_wrap=True)
+    if not quiet:
+        _summarise(result)
+
+
+def _summarise(result: dict[str, Any]) -> None:
     console.out.print(
         f"{result['model']}, {result['optimizer']}, seed {result['seed']}: loss {result['loss']:.4f} after "
         f"{result['steps']} steps; {result['state_bytes']:,} bytes of state for {result['parameters']:,} parameters, "
