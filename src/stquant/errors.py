@@ -3,6 +3,9 @@
 Every message says what was given, what is allowed and what to do.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class StquantError(Exception):
     """Base of the exceptions that only this library raises."""
@@ -26,3 +29,9 @@ class FormatError(StquantError, ValueError):
 
 class BudgetError(StquantError, ValueError):
     """A budget is smaller than the least that the states can take."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the known ones that look like it, if there are any."""
+    near = difflib.get_close_matches(given, sorted(known), n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

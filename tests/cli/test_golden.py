@@ -160,8 +160,23 @@ def test_the_page_of_commands_is_what_they_say(request: pytest.FixtureRequest) -
         (["doctor", "--jsn"], "--json"),
         (["plan", "gpt2-medum"], "did you mean gpt2-medium"),
         (["plan", "gpt2", "--memory", "24 gigs"], "24GB"),
-        (["plan", "gpt2", "--policy", "bnb4"], "bnb8"),
+        (["plan", "gpt2", "--policy", "bnb4"], "did you mean bnb8"),
+        (["plan", "gpt2", "--policy", "adaptve"], "did you mean adaptive?"),
+        (["plan", "gpt2", "--policy", "mulaw44+log3"], "did you mean mulaw4"),
+        (["plan", "gpt2", "--policy", "7"], "use one of"),
+        (["plan", "gpt2", "--dtype", "bloat16"], "'bfloat16'"),
+        (["plan", "gpt2", "--fsdp", "0"], "greater than or equal to 1"),
+        (["train"], "--model"),
         (["train", "--model", "vti"], "vit"),
+        (["train", "--model", "vit", "--policy", "troch"], "did you mean torch"),
+        (["train", "--model", "vit", "--policy", "loin:4"], "did you mean lion?"),
+        (["calibrate", "--models", "gtp2"], "did you mean gpt2?"),
+        (["convert", "torch.pt", "new.pt", "--policy", "solo24"], "did you mean solo42?"),
+        (["convert", "torch.pt", "new.pt", "--to", "trch"], "'torch'"),
+        (["convert", "torch.pt", "ours.pt"], "ours.pt exists already"),
+        (["report", "ours.pt"], "is this a run log?"),
+        (["demo", "--steps", "0"], "greater than or equal to 1"),
+        (["formats", "more"], "unexpected extra argument"),
         (["inspect", "nowhere.pt"], "nowhere.pt"),
         (["inspect", "ours.pt", "--entry", "optim"], "it has optimizer"),
     ],
@@ -169,6 +184,21 @@ def test_the_page_of_commands_is_what_they_say(request: pytest.FixtureRequest) -
 )
 def test_misuse_exits_with_two_and_says_what_is_meant(arguments: list[str], hint: str) -> None:
     assert hint in " ".join(_run(arguments, 2).split())
+
+
+OPTIONS = [
+    (name, option)
+    for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+    for param in command.params
+    for option in param.opts
+    if option.startswith("--") and len(option) > len("--log") and option != "--help"
+]
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=lambda value: value)
+def test_a_misspelt_option_is_told_the_right_one(command: str, option: str) -> None:
+    misspelt = option[:-2] + option[-1]
+    assert re.search(rf"No such option:? {misspelt} .*{option}", " ".join(_run((command, misspelt), 2).split()))
 
 
 def _run(arguments: Any, code: int) -> str:

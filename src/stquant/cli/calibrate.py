@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from stquant.cli import console
+from stquant.errors import did_you_mean
 from stquant.jobs.calibration import calibrate as run
 from stquant.jobs.calibration import findings
 from stquant.jobs.probes import Probe, Settings
@@ -61,7 +62,8 @@ def _models(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
-        raise ValueError(f"models {','.join(unknown)!r} are unknown; use some of {','.join(WORKLOADS)}")
+        hint = did_you_mean(unknown[0], WORKLOADS)
+        raise ValueError(f"models {','.join(unknown)!r} are unknown; use some of {','.join(WORKLOADS)}{hint}")
     return names
 
 

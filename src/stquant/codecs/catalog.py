@@ -8,7 +8,7 @@ stand the formats of published recipes, with the block sizes of those.
 from __future__ import annotations
 
 from stquant.codecs.format import Family, Format, Rounding
-from stquant.errors import FormatError
+from stquant.errors import FormatError, did_you_mean
 
 _NEAREST, _STOCHASTIC = Rounding.NEAREST, Rounding.STOCHASTIC
 
@@ -70,7 +70,8 @@ def get(name: str, block: int | None = None) -> Format:
         FormatError: There is no such format, or no such block size.
     """
     if name not in _BY_NAME:
-        raise FormatError(f"format {name!r} is unknown; the catalogue has {', '.join(_BY_NAME)}")
+        hint = did_you_mean(name, _BY_NAME)
+        raise FormatError(f"format {name!r} is unknown; the catalogue has {', '.join(_BY_NAME)}{hint}")
     found = _BY_NAME[name]
     return found if block is None else found.with_block(block)
 

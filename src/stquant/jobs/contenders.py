@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stquant import SGD, AdamW, Fixed, Lion
-from stquant.errors import FormatError
+from stquant.errors import FormatError, did_you_mean
 from stquant.jobs.workloads import Workload
 from stquant.policy import policies
 from stquant.policy.policies import Policy
@@ -60,7 +60,8 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
         return Contender("torch NAdam", _torch_nadam)
     kind, _, formats = text.rpartition(":")
     if kind not in _OURS:
-        raise FormatError(f"optimizer {kind!r} of {text!r} is unknown; use one of {sorted(filter(None, _OURS))}")
+        hint = did_you_mean(kind, _OURS)
+        raise FormatError(f"optimizer {kind!r} of {text!r} is unknown; use one of {sorted(filter(None, _OURS))}{hint}")
     ours = _OURS[kind]
     policy = policy_of(formats, ours.states)
 
@@ -111,6 +112,7 @@ def policy_of(text: str, states: tuple[str, ...] = _OURS[""].states) -> Policy:
         raise FormatError(
             f"policy {text!r} is unknown; use torch, nadam, {', '.join(policies.NAMES)}, a width such as 4, "
             f"or formats of {' and '.join(states)} such as {'+'.join('21'[: len(states)])}"
+            + did_you_mean(text, ("torch", "nadam", *policies.NAMES))
         )
     formats: dict[str, Any] = dict(zip(states, parts, strict=True))
     return Fixed(**formats)

@@ -6,7 +6,6 @@ folder that holds one, `package.module:factory`, or a checkpoint, which gives sh
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import sys
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from stquant.checkpoint import foreign
 from stquant.checkpoint.convert import shapes_of
+from stquant.errors import did_you_mean
 from stquant.planning.presets import PRESETS
 
 _HEADS = ("SpeechSeq2Seq", "Seq2SeqLM", "CausalLM", "ZeroShotImageClassification", "ImageClassification", "MaskedLM")
@@ -86,11 +86,10 @@ def _from_name(name: str) -> Blueprint:
     elif name in transformers.CONFIG_MAPPING:
         options = {"model_type": name}
     else:
-        near = difflib.get_close_matches(name, PRESETS.keys() | transformers.CONFIG_MAPPING.keys(), n=3)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"model {name!r} is unknown; {hint}Use one of {', '.join(PRESETS)}, a model type of transformers, "
+            f"model {name!r} is unknown; use one of {', '.join(PRESETS)}, a model type of transformers, "
             "a config.json, a checkpoint, or package.module:factory"
+            + did_you_mean(name, PRESETS.keys() | transformers.CONFIG_MAPPING.keys())
         )
     return _of_config(name, transformers.AutoConfig.for_model(**options))
 

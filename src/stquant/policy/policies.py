@@ -10,7 +10,7 @@ import torch
 from stquant.codecs import catalog
 from stquant.codecs.blocks import why_not_packed
 from stquant.codecs.format import Format
-from stquant.errors import FormatError
+from stquant.errors import FormatError, did_you_mean
 from stquant.policy.budget import Adaptive, Budget, Tolerance
 from stquant.policy.facts import Choice, ParameterFacts
 
@@ -173,7 +173,9 @@ class Recipe(Unchanging):
 
     def __init__(self, name: str) -> None:
         if name not in self._FORMATS:
-            raise ValueError(f"recipe {name!r} is unknown; use one of {', '.join(self.NAMES)}")
+            raise ValueError(
+                f"recipe {name!r} is unknown; use one of {', '.join(self.NAMES)}{did_you_mean(name, self.NAMES)}"
+            )
         self.name = name
         self._signed, self._non_negative = map(catalog.get, self._FORMATS[name])
         self.block = self._signed.block
@@ -220,6 +222,7 @@ def parse(policy: Policy | str) -> Policy:
         if policy not in _NAMED:
             raise ValueError(
                 f"policy={policy!r} is unknown; use one of {sorted(_NAMED)} or an object such as stquant.Fixed(bits=4)"
+                + did_you_mean(policy, _NAMED)
             )
         return _NAMED[policy]
     if missing := [name for name in _CONTRACT if not callable(getattr(policy, name, None))]:
