@@ -51,21 +51,67 @@ def test_a_file_of_ours_is_what_the_ledger_said(name: str) -> None:
     assert sum(kind["bytes"] for kind in found.kinds()) == optimizer.ledger().bytes
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_the_packed_form_is_what_the_ledger_said(name: str, tmp_path: Path) -> None:
+    optimizer = trained(name)
+    torch.save(optimizer.state_dict(packed=True), tmp_path / "packed.pt")
+    found = inspect(read_optimizer(tmp_path / "packed.pt", "")[1])
+    assert by_name(found.ledger.rows) == by_name(optimizer.ledger().rows)
+    assert (found.steps, found.findings) == ((3, 3), [])
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of the save below, which has one process
-def test_a_folder_is_what_the_ledger_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])
+@pytest.mark.parametrize("where", ["optim", ""])
+def test_a_folder_is_what_the_ledger_said(flat: bool, where: str, tmp_path: Path) -> None:
     from torch.distributed.checkpoint import save
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     model = nn.Sequential(nn.Linear(128, 64), nn.Linear(64, 3)).bfloat16()
     optimizer = stquant.AdamW(model.named_parameters())
     model(torch.ones(2, 128, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
-    save({"optim": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=tmp_path, no_dist=True)
-    where, saved = read_optimizer(tmp_path, "")
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    taken = get_optimizer_state_dict(model, optimizer, options=options)
+    save({where: taken} if where else taken, checkpoint_id=tmp_path, no_dist=True)
+    place, saved = read_optimizer(tmp_path, "")
     found = inspect(saved)
-    assert where == "optim"
+    assert place == where
     assert by_name(found.ledger.rows) == by_name(optimizer.ledger().rows)
     assert (found.steps, found.findings) == ((1, 1), [])
+
+
+@pytest.mark.parametrize("make", [stquant.AdamW, torch.optim.AdamW], ids=["stquant", "torch"])
+def test_the_flattened_form_is_the_nested_one(make: Any, tmp_path: Path) -> None:
+    """Names that begin with others, and groups that differ."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    model = nn.ModuleDict({"a": _Named()})
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = make([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=0.25)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    found = []
+    for flat in (False, True):
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        torch.save(get_optimizer_state_dict(model, optimizer, options=options), tmp_path / "file.pt")
+        found.append(inspect(read_optimizer(tmp_path / "file.pt", "")[1]))
+    assert by_name(found[0].ledger.rows) == by_name(found[1].ledger.rows)
+    assert {str(group) for group in found[0].groups} == {str(group) for group in found[1].groups}
+    assert found[0].findings == found[1].findings == []
+    assert found[0].kind == found[1].kind
+
+
+class _Named(nn.Module):
+    """A parameter whose name begins with that of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exp = nn.Linear(64, 96)
+        self.weight = nn.Parameter(torch.ones(64, 96))
+        self.exp_avg = nn.Parameter(torch.ones(64))
 
 
 def test_a_file_of_torch() -> None:
@@ -85,6 +131,21 @@ def test_a_file_of_bitsandbytes_counts_codes_and_scales() -> None:
     packed = [64 * 256, 40 * 160]
     assert found.ledger.bytes == sum(2 * (n + 4 * n // 256) for n in packed) + 2 * 4 * 130
     assert {row.format for row in found.ledger.rows} == {"8 bits, block 256", "fp32"}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_file_of_torchao_counts_codes_and_scales(bits: int) -> None:
+    """A stand-in has what torchao's tensor classes keep: two 4-bit codes a byte, scales of flat blocks."""
+    shape, block = (64, 256), {8: 256, 4: 128}[bits]
+    codes = torch.zeros(shape if bits == 8 else 64 * 256 // 2, dtype=torch.uint8)
+    parts = {"shape": shape, "codes": codes, "scale": torch.ones(64 * 256 // block), "block_size": block}
+    theirs = type("OptimState", (), {"__module__": "torchao.optim", **parts, "qmap": torch.linspace(-1, 1, 2**bits)})
+    state = {"step": torch.tensor(5.0), "exp_avg": theirs(), "exp_avg_sq": theirs()}
+    found = inspect({"state": {0: state}, "param_groups": [{"lr": 0.1, "params": [0]}]})
+    assert (found.kind, found.steps, found.findings) == ("torchao", (5, 5), [])
+    rows = [row for row in found.ledger.rows if row.state != "step"]
+    assert {(row.format, row.shape) for row in rows} == {(f"{bits} bits, block {block}", shape)}
+    assert sum(row.bytes for row in rows) == 2 * (64 * 256 * bits // 8 + 4 * 64 * 256 // block)
 
 
 def damaged(change: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def read_shapes(path: Path) -> dict[str, Any]:
     nested: dict[Any, Any] = {}
     for key, value in {**entries, **small}.items():
         _put(nested, paths.get(key, (key,)), value)
-    return {key: _with_lists(value) for key, value in nested.items()}
+    return {key: _with_lists(value, key == "param_groups") for key, value in nested.items()}
 
 
 def _put(nested: dict[Any, Any], path: Sequence[Any], value: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stquant.checkpoint import foreign
+from stquant.checkpoint import flattened, foreign
 from stquant.errors import CheckpointError
 
 
@@ -38,7 +38,7 @@ def _descend(path: Path, found: Any, entry: str) -> Mapping[str, Any]:
         found = found[key]
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path} holds {type(found).__name__}, expected a dict")
-    return found
+    return flattened.nested(found) if flattened.is_flattened(found) else found
 
 
 def _read_folder(path: Path) -> Mapping[str, Any]:
@@ -48,4 +48,4 @@ def _read_folder(path: Path) -> Mapping[str, Any]:
 
 
 def _is_optimizer(found: Any) -> bool:
-    return isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys()
+    return isinstance(found, Mapping) and ({"state", "param_groups"} <= found.keys() or flattened.is_flattened(found))

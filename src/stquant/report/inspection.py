@@ -130,18 +130,25 @@ def _ours(entry: Named, state: Mapping[str, Any]) -> Iterator[Row]:
 
 def _live(value: Any) -> Any:
     """Return a saved state in the form that it has in a running optimizer, without its data."""
-    if isinstance(value, Mapping) and "codes" in value:
+    shape = _shape(value)
+    if not isinstance(value, Mapping) or shape is None:
+        return value
+    if "format" in value:
         format = catalog.from_number(value["format"], value["block"])
-        return PackedState.zeros(format, Grid.of(value["codes"].shape, format.block), "meta")
-    if isinstance(value, Mapping) and "values" in value:
-        shape = value["values"].shape[:-1]  # two bytes each
-        return PackedResidual.zeros(value["bits"], Grid.of(shape, value["block"]), "meta")
-    return value
+        return PackedState.zeros(format, Grid.of(shape, format.block), "meta")
+    return PackedResidual.zeros(value["bits"], Grid.of(shape, value["block"]), "meta")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    shown = value.get("codes") if isinstance(value, Mapping) else value
-    return tuple(shown.shape) if isinstance(shown, Tensor) else None
+    """Return the shape of the parameter that a saved state or residual belongs to; None if it does not say."""
+    if not isinstance(value, Mapping):
+        return tuple(value.shape) if isinstance(value, Tensor) else None
+    if "packed" in value:
+        shape = value.get("shape")
+        return tuple(shape) if isinstance(shape, list | tuple) else None
+    if isinstance(value.get("values"), Tensor):
+        return tuple(value["values"].shape[:-1])  # two bytes each
+    return _shape(value.get("codes"))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
