@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from stquant.planning.plan import Cost, plan
 from stquant.report.memory import held_bytes, state_bytes
 from tests.planning import models
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("default")
 
 CASES: list[tuple[Callable[[], nn.Module], torch.dtype, str, int | str | None]] = [
@@ -78,6 +81,29 @@ def test_the_yardstick_is_what_torch_holds(dtype: torch.dtype) -> None:
     step(model, optimizer)
     assert torchs[-1].states == state_bytes(optimizer)
     assert torchs[-1].weights == held_bytes(model.parameters())
+
+
+RECORDED = {
+    "torch AdamW, fp32": (torch.float32, "auto", "torch AdamW"),
+    "2+1, bf16, 8-bit residual": (torch.bfloat16, 8, "STQuant 2+1"),
+    "2+1, bf16, 8-bit residual, release": (torch.bfloat16, 8, "STQuant 2+1"),
+    "2+1, bf16, 4-bit residual, release": (torch.bfloat16, 4, "STQuant 2+1"),
+}
+"""Rows of benchmarks/step_memory.py: dtype, bits of the residual, and the plan's name for it."""
+
+
+def test_a_plan_is_what_recorded_steps_of_gpt2_held() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "step_memory.json").read_text())
+    assert {row["run"] for row in record["rows"]} == RECORDED.keys()
+    for row in record["rows"]:
+        dtype, master_bits, name = RECORDED[row["run"]]
+        planned = plan(sources.blueprint("gpt2"), {"2+1": policy_of("2+1")}, dtype=dtype, master_bits=master_bits)
+        cost = next(cost for cost in planned.costs if cost.name == name)
+        held = {"weights": cost.weights, "residuals": cost.residual, "states": cost.states}
+        assert held == row["live_bytes"], row["run"]
+        assert cost.bits == row["true_bits"]
+        if "release" not in row["run"]:
+            assert cost.gradients == row["peak_gradient_bytes"]
 
 
 def test_ranks_share_what_divides() -> None:
