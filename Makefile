@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test wheel tables docs clean
+.PHONY: demo test wheel newcomer browser tables docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/stquant demo --out demo
@@ -15,7 +15,6 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) wheel
 	$(BIN)/python -m pytest -n 2
 
 # Builds the wheel and tries it in an environment that has no other copy of the package; torch and
@@ -28,6 +27,16 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' >$$(echo build/fresh/lib/python3*/site-packages)/base.pth
 	cd build && fresh/bin/python -c 'import stquant._cpu as m; assert "fresh" in m.__file__, m.__file__'
 	cd build && fresh/bin/stquant doctor
+
+# The README's commands and examples, from an empty environment.
+newcomer:
+	$(PYTHON) .ci/newcomer.py $(TORCH)
+
+# A headless browser for the tests of the report's page, where the system has one to install.
+browser:
+	@for name in chromium chromium-browser google-chrome chrome; do command -v $$name && exit; done; \
+	{ apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null || \
+	echo "no browser was found or could be installed; the tests of the report's page in a browser are skipped"
 
 tables: $(VENV)/.dev
 	$(BIN)/python benchmarks/tables.py
