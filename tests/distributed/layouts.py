@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -24,9 +24,11 @@ SIZES = {
     "single": 1,
     "ddp": 2,
     "replicate": 2,
+    "fsdp 1": 1,
     "fsdp 2": 2,
     "fsdp 3": 3,
     "fsdp 4": 4,
+    "fsdp offload": 2,
     "hsdp": 4,
     "tp": 2,
     "tp 4": 4,
@@ -76,6 +78,8 @@ def model_in(layout: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     if layout.startswith("tp"):
         _tensor_parallel(model, mesh)
         return model
+    if layout == "fsdp offload":
+        return fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
     return fully_shard(model, mesh=mesh)
 
 
@@ -175,6 +179,7 @@ OPTIMIZERS: dict[str, tuple[Any, torch.dtype, dict[str, Any]]] = {
         {"policy": stquant.Fixed(exp_avg=2, exp_avg_sq=1, block=BLOCK), "backend": "reference"},
     ),
     "adaptive": (stquant.AdamW, torch.bfloat16, {"policy": stquant.Budget(bits=3.0, block=BLOCK, every=2)}),
+    "adam": (stquant.Adam, torch.float32, {"policy": stquant.Tolerance(0.05, block=BLOCK, every=2)}),
     "sgd": (
         *(stquant.SGD, torch.float32),
         {"momentum": 0.9, "nesterov": True, "policy": stquant.Fixed(2, block=BLOCK)},

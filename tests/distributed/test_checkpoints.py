@@ -130,7 +130,7 @@ def round_trips_differ(layout: str, saved: Any, continued: Any) -> list[Any]:
     return [entry for entry in found if entry[1]]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp 3", "fsdp x tp"])
+@pytest.mark.parametrize("layout", ["ddp", "replicate", "fsdp 3", "fsdp offload", "fsdp x tp"])
 def test_every_way_to_take_and_set_a_state(ranks: Callable[[int], Ranks], layout: str) -> None:
     for wrong in ranks(SIZES[layout])(round_trips_differ, layout, *truth()):
         assert wrong == []

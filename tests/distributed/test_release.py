@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import stquant
@@ -23,6 +24,14 @@ def make(layout: str) -> nn.Module:
     if layout == "tp":
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    if layout == "fsdp x tp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        model = parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["dp"])
+    if layout == "replicate":
+        return replicate(model, mesh=init_device_mesh("cpu", (2,)))  # type: ignore[return-value]
+    if layout == "offload":
+        return fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False), mesh=init_device_mesh("cpu", (2,)))
     if layout == "hsdp":
         return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
     return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -33,7 +42,8 @@ def trained(layout: str, released: bool, micro_batches: int) -> list[torch.Tenso
     optimizer = stquant.AdamW(model.named_parameters(), lr=1e-2, policy=stquant.Fixed(exp_avg=2, exp_avg_sq=1))
     if released:
         stquant.release_gradients(model, optimizer)
-    generator = torch.Generator().manual_seed(0 if layout == "tp" else dist.get_rank())
+    data = {"tp": 0, "fsdp x tp": dist.get_rank() // 2}.get(layout, dist.get_rank())
+    generator = torch.Generator().manual_seed(data)
     for _ in range(4):
         for number in range(micro_batches):
             if isinstance(model, FSDPModule):
@@ -49,7 +59,15 @@ def differing(layout: str, micro_batches: int) -> list[bool]:
     return [torch.equal(a, b) for a, b in zip(normal, released, strict=True)]
 
 
-CASES = [("fsdp", 2, 1), ("fsdp", 3, 3), ("hsdp", 4, 2), ("tp", 2, 1)]
+CASES = [
+    ("fsdp", 2, 1),
+    ("fsdp", 3, 3),
+    ("offload", 2, 2),
+    ("hsdp", 4, 2),
+    ("replicate", 2, 2),
+    ("tp", 2, 1),
+    ("fsdp x tp", 4, 2),
+]
 
 
 @pytest.mark.parametrize(("layout", "size", "micro_batches"), CASES)
