@@ -38,9 +38,13 @@ def _drop(path: str) -> Callable[[State], None]:
 
 
 def _first(value: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return _at(0, value)
+
+
+def _at(place: int, value: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     def change(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.clone()
-        tensor.view(-1)[0] = value
+        tensor.view(-1)[place] = value
         return tensor
 
     return change
@@ -56,7 +60,8 @@ CORRUPT = {
     "truncated codes": (_set("exp_avg.codes", lambda t: t[:-1]), r"exp_avg.codes has shape \(39, 160\)"),
     "cast codes": (_set("exp_avg.codes", lambda t: t.float()), "exp_avg.codes has dtype torch.float32"),
     "cast scales": (_set("exp_avg.scales", lambda t: t.bfloat16()), "exp_avg.scales has dtype torch.bfloat16"),
-    "code too large": (_set("exp_avg.codes", _first(9)), "exp_avg.codes holds 9, 'dynamic2' has 4 codes"),
+    "too many bits": (_set("exp_avg.codes", _at(127, 1)), "exp_avg.codes holds more than 2 bits per code"),
+    "bits of a short block": (_set("exp_avg.codes", _at(159, 1)), "exp_avg.codes holds more than 2 bits per code"),
     "wrong blocks": (_set("exp_avg.scales", lambda t: t[:, :1]), r"exp_avg.scales has shape \(40, 1\)"),
     "infinite scale": (_set("exp_avg.scales", _first(float("inf"))), "exp_avg.scales holds non-finite values"),
     "negative mean": (_set("exp_avg_sq.scales", _first(-1.0)), "exp_avg_sq.scales holds negative values"),
@@ -115,13 +120,18 @@ def test_negative_zero_codes_are_refused() -> None:
 
 
 def test_residuals_must_fit_their_bits() -> None:
-    params = parameters([(64, 128)], torch.bfloat16)
+    """A matrix's residual has the blocks of its states, a vector's has a value per element."""
+    params = parameters([(64, 128), (131,)], torch.bfloat16)
     optimizer = stquant.AdamW(params, master_bits=4)
     optimizer.init_state()
-    bad = optimizer.state_dict()
-    bad["state"][0]["residual"]["values"][0, 0, 0] = 5
-    with pytest.raises(stquant.CheckpointError, match="not multiples of 4096, as 4 bits need"):
-        optimizer.load_state_dict(bad)
+    for index, part, message in (
+        (0, "codes", "residual.codes holds more than 4 bits per code"),
+        (1, "values", "not multiples of 4096, as 4 bits need"),
+    ):
+        bad = optimizer.state_dict()
+        bad["state"][index]["residual"][part].view(-1)[254] = 5
+        with pytest.raises(stquant.CheckpointError, match=message):
+            optimizer.load_state_dict(bad)
 
 
 def test_plain_files_with_non_finite_states_are_refused() -> None:

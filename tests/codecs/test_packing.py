@@ -35,6 +35,32 @@ def test_round_trip_anywhere(bits: int, block: int, row: int, rows: int, seed: i
     assert torch.equal(packing.unpack(packing.pack(codes, bits, block), bits, row, block), codes.int())
 
 
+@given(
+    bits=st.integers(0, 16),
+    block=st.sampled_from((32, 64, 128, 256)),
+    row=st.integers(0, 600),
+    rows=st.integers(0, 4),
+    seed=st.integers(0, 2**20),
+)
+def test_spread_rows_have_one_size_and_blocks_of_their_own(
+    bits: int, block: int, row: int, rows: int, seed: int
+) -> None:
+    """Cut between blocks, as a shard is, each side gathers its own codes."""
+    room = 1 if bits <= 8 else 2
+    codes = torch.randint(2**bits, (rows, row), generator=torch.Generator().manual_seed(seed))
+    packed = packing.pack(codes, bits, block)
+    shown = packing.spread(packed, bits, row, block, room)
+    assert (shown.shape, shown.dtype) == ((rows, room * row), torch.uint8)
+    assert torch.equal(packing.gather(shown, bits, row, block, room), packed)
+    cut = row // block // 2 * block
+    for part, columns in ((shown[:, : room * cut], slice(0, cut)), (shown[:, room * cut :], slice(cut, row))):
+        expected = packing.pack(codes[:, columns], bits, block)
+        assert torch.equal(packing.gather(part, bits, part.shape[1] // room, block, room), expected)
+    full = row // block * block
+    unused = shown[:, : room * full].view(rows, full // block, room * block)[..., block * bits // 8 :]
+    assert not unused.any()
+
+
 def test_layout_is_the_documented_one() -> None:
     """Lane l holds elements l, l+16, ... as a little-endian integer, stored plane by plane."""
     bits, codes = 3, torch.randint(8, (1, 128))

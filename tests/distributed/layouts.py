@@ -112,7 +112,7 @@ def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, l
     for step in range(first, last):
         for name, param in names_of(model):
             param.grad = None
-            if name == "unused" or (name == "norm.bias" and step % 2):
+            if name == "unused" or (name == "norm.bias" and step % 2) or not param.requires_grad:
                 continue
             grad = gradient(name, param.shape, step).to(param.dtype)
             if isinstance(param, DTensor):
@@ -134,8 +134,8 @@ def full(value: Any) -> Any:
 
 
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return weights and presented states by name, whole, as comparable tensors and numbers."""
-    found: dict[str, Any] = {}
+    """Return policies, weights and presented states by name, whole, as comparable tensors and numbers."""
+    found: dict[str, Any] = {"groups": [group["stquant"] for group in optimizer.param_groups]}
     states = optimizer.state_dict()["state"]
     for index, (name, param) in enumerate(names_of(model)):
         found[name] = full(param.detach())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing as mp
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -18,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import stquant
 from tests.distributed.layouts import BLOCK, SIZES, build, contents, differences, full, take_steps
@@ -136,18 +140,97 @@ def test_every_way_to_take_and_set_a_state(ranks: Callable[[int], Ranks], layout
         assert wrong == []
 
 
-def save_asynchronously(layout: str, folder: str) -> None:
+def load_what_one_rank_refuses(layout: str) -> tuple[str, list[str]]:
+    """Set a state of which the last rank's shard is damaged; return the error and what it changed."""
     running = build(layout, "residual")
-    take_steps(*running, 0, SAVED_AT)
-    future = dcp.async_save(state_of(running), checkpoint_id=folder)
-    take_steps(*running, SAVED_AT, SAVED_AT + 3)
-    future.result()
+    take_steps(*running, 0, 2)
+    state = state_of(running)
+    codes = state["optim"]["state"]["experts"]["exp_avg"]["codes"].to_local()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        codes.view(-1)[-1] = 255
+    take_steps(*running, 2, 3)
+    before = contents(*running)
+    with pytest.raises(stquant.CheckpointError) as caught:
+        set_optimizer_state_dict(*running, state["optim"])
+    return str(caught.value), differences(contents(*running), before)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
-    ranks(2)(save_asynchronously, "fsdp 2", str(tmp_path))
-    for wrong in ranks(3)(loaded_differs, "fsdp 3", [str(tmp_path)], *truth()):
+@pytest.mark.parametrize("layout", ["fsdp 3", "fsdp x tp"])
+def test_a_load_that_fails_on_one_rank_changes_none(ranks: Callable[[int], Ranks], layout: str) -> None:
+    *others, last = ranks(SIZES[layout])(load_what_one_rank_refuses, layout)
+    assert "parameter 'experts': exp_avg.codes holds more than 4 bits" in last[0]
+    assert all("another rank could not load its part" in said for said, _ in others)
+    assert all(changed == [] for _, changed in (*others, last))
+
+
+def save_asynchronously(layout: str, folders: dict[str, str]) -> None:
+    mp.current_process()._config["daemon"] = False  # a daemon may not start the process that writes
+    for how, folder in folders.items():
+        running = build(layout, "residual")
+        take_steps(*running, 0, SAVED_AT)
+        kind = AsyncCheckpointerType(how)
+        future = dcp.async_save(state_of(running), checkpoint_id=folder, async_checkpointer_type=kind)
+        take_steps(*running, SAVED_AT, SAVED_AT + 3)
+        future.result()
+
+
+def test_training_goes_on_while_a_thread_or_a_process_writes(
+    ranks: Callable[[int], Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    folders = {how.value: str(tmp_path / how.value) for how in AsyncCheckpointerType}
+    assert folders.keys() == {"thread", "process"}
+    writers = Ranks(2)  # of its own, as its writing processes live on
+    writers(save_asynchronously, "fsdp 2", folders)
+    writers.close()
+    for wrong in ranks(3)(loaded_differs, "fsdp 3", list(folders.values()), *truth()):
         assert wrong == []
+
+
+ADAPTIVE_STEPS = 8
+
+
+def decided(running: Running, first: int, last: int) -> list[Any]:
+    """Take steps; return the last decision after each, and everything at the end."""
+    assert isinstance(running[1], stquant.AdamW)
+    told = []
+    for step in range(first, last):
+        take_steps(*running, step, step + 1)
+        told.append(str(running[1].decisions()))
+    return [told, contents(*running)]
+
+
+def save_adaptive(layout: str, folder: str) -> None:
+    running = build(layout, "adaptive")
+    take_steps(*running, 0, SAVED_AT)
+    dcp.save(state_of(running), checkpoint_id=folder)
+
+
+def load_adaptive(layout: str, folder: str, expected: list[Any]) -> tuple[bool, list[str]]:
+    """Load into an optimizer of another budget and pace, go on, and compare decisions and contents."""
+    running = build(layout, "adaptive", policy=stquant.Budget(bits=6.0, block=BLOCK, every=3), seed=9)
+    state = state_of(running)
+    dcp.load(state, checkpoint_id=folder)
+    restore(running, state)
+    told, found = decided(running, SAVED_AT, SAVED_AT + ADAPTIVE_STEPS)
+    return told == expected[0], differences(found, expected[1])
+
+
+@pytest.mark.parametrize(("saves", "loads"), [("fsdp 2", "fsdp 3"), ("hsdp", "single"), ("ddp", "fsdp x tp")])
+def test_decisions_go_on_as_if_there_had_been_no_stop(
+    ranks: Callable[[int], Ranks], tmp_path: Path, saves: str, loads: str
+) -> None:
+    straight = build("single", "adaptive")
+    take_steps(*straight, 0, SAVED_AT)
+    expected = decided(straight, SAVED_AT, SAVED_AT + ADAPTIVE_STEPS)
+    assert len(set(expected[0])) > 2
+    ranks(SIZES[saves])(save_adaptive, saves, str(tmp_path))
+    for alike, wrong in ranks(SIZES[loads])(load_adaptive, loads, str(tmp_path), expected):
+        assert wrong == []
+        assert alike
 
 
 def export_whole(layout: str) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -23,7 +24,8 @@ def test_signatures_extend_those_of_torch(cls: str) -> None:
     ours = list(inspect.signature(getattr(stquant, cls)).parameters.values())
     theirs = list(inspect.signature(getattr(torch.optim, cls)).parameters.values())
     assert [(p.name, p.kind, p.default) for p in ours[: len(theirs)]] == [(p.name, p.kind, p.default) for p in theirs]
-    assert [p.name for p in ours[len(theirs) :]] == ["policy", "master_bits", "masters", "backend", "seed"]
+    added = ["policy", "master_bits", "masters", "backend", "seed", "process_group"]
+    assert [p.name for p in ours[len(theirs) :]] == added
     assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
 
 
@@ -344,6 +346,22 @@ def test_a_rebuilt_optimizer_keeps_its_policy() -> None:
     rebuilt.init_state()
     assert rebuilt.state[params[0]]["exp_avg"].format.name == "mulaw4"
     assert rebuilt.param_groups[0]["stquant"] == optimizer.param_groups[0]["stquant"]
+
+
+def test_flat_partitions_that_stay_in_fp32_are_announced() -> None:
+    """A wrapper that swaps in one vector for all parameters would else lose the packing without a word."""
+    matrix, flat = torch.nn.Parameter(torch.ones(64, 128)), torch.nn.Parameter(torch.ones(1 << 20))
+    flat.grad = torch.ones_like(flat)
+    for policy, packs in (("adaptive", False), ("fp32", None), (stquant.Budget(bits=3, flat=True), True)):
+        optimizer = stquant.AdamW([matrix], policy=policy)
+        optimizer.param_groups[0]["params"] = [flat]
+        expected = pytest.warns(
+            UserWarning, match="'group 0 / 0' with 1,048,576 elements; .* need a policy with flat=True"
+        )
+        with expected if packs is False else contextlib.nullcontext():
+            optimizer.step()
+        assert any(row.format != "fp32" for row in optimizer.ledger().rows) is bool(packs)
+        optimizer.step()  # says it once
 
 
 def test_noise_depends_on_seed_and_parameter_only() -> None:

@@ -158,7 +158,7 @@ def damaged(change: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda s: s[0]["exp_avg"]["scales"].fill_(float("nan")), "'layer0.weight': exp_avg.scales holds non-finite"),
-        (lambda s: s[0]["exp_avg"]["codes"].fill_(9), "'layer0.weight': exp_avg.codes holds 9"),
+        (lambda s: s[0]["exp_avg"]["codes"].fill_(9), "'layer0.weight': exp_avg.codes holds more than 2 bits"),
         (lambda s: s[1].pop("step"), "'layer1.weight': state lacks 'step'"),
         (lambda s: s[0]["exp_avg"].pop("block"), "'layer0.weight': exp_avg lacks 'block'"),
         (lambda s: s[0]["exp_avg"].pop("codes"), "'layer0.weight': exp_avg lacks 'codes'"),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stquant.codecs import recipes
+from stquant.codecs import packing, recipes
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Format
 from stquant.errors import CheckpointError
@@ -58,8 +58,9 @@ class Borrowed:
         grid = Grid.of(self.codes.shape, format.block)
         if format.block != self.block or grid.row % self.block or not _has_table(format, self.table):
             return None
+        packed = packing.pack(self.codes.reshape(grid.rows, grid.row), format.bits, grid.block)
         return {
-            "codes": self.codes,
+            "codes": packing.spread(packed, format.bits, grid.row, grid.block).view(self.codes.shape),
             "scales": self.scale.float().reshape(grid.scale_shape),
             "format": format.number,
             "block": format.block,

@@ -1,9 +1,10 @@
 """Names, versions and checks of what a state dict holds.
 
 A presented state consists of tensors, numbers and dicts only, and its shapes do not depend on the
-bit-width: codes are one uint8 per element in the parameter's shape, residuals two. A fresh
-optimizer that starts at other widths can therefore receive any file, whoever loads it. The packed
-form, for plain files, replaces these by the bytes of the live state and the parameter's shape.
+bit-width: codes are one uint8 per element in the parameter's shape, residuals two, of which each
+block uses the first ones; see `codecs.packing.spread`. A fresh optimizer that starts at other
+widths can therefore receive any file, whoever loads it. The packed form, for plain files, replaces
+these by the bytes of the live state and the parameter's shape.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stquant.distributed import tensors
 from stquant.errors import CheckpointError, FormatError
 from stquant.policy import policies
 from stquant.policy.policies import Policy
+from stquant.storage.packed import PackedState
 
 GROUP_KEY = "stquant"
 """The one key of a parameter group that is ours: a JSON string, see `GroupConfig`."""
@@ -115,17 +117,22 @@ class Reader:
 
         With a grid, `shape` is that of its scales.
         """
-        return tensors.unwrap(self.whole(where, value, dtype, shape), self._param, grid)
+        self._check(where, value, dtype, shape)
+        return tensors.unwrap(value, self._param, grid)
 
-    def whole(self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of this dtype and shape as it is, which all ranks hold alike."""
+    def small(self, where: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of this dtype and shape that every rank has whole, however the parameter is spread."""
+        self._check(where, value, dtype, shape)
+        checked: Tensor = value
+        return checked
+
+    def _check(self, where: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...]) -> None:
         if not isinstance(value, Tensor):
             raise self.fail(f"{where} is {type(value).__name__}, expected a tensor")
         if tuple(value.shape) != shape:
             raise self.fail(f"{where} has shape {tuple(value.shape)}, expected {shape}")
         if value.dtype is not dtype and not (dtype is None and value.is_floating_point()):
             raise self.fail(f"{where} has dtype {value.dtype}, expected {dtype or 'a floating dtype'}")
-        return value
 
     def part(self, where: str, state: Mapping[str, Any], key: str) -> Any:
         """Return one entry of a presented state."""
@@ -160,18 +167,13 @@ class Reader:
         step = self.number(f"{where}.log2_step", self.part(where, state, "log2_step"), -20, 1)
         return Octaves(lo, step)
 
-    def codes(self, where: str, state: Mapping[str, Any], format: Format) -> Tensor:
-        """Return plain codes, every one of which the format produces."""
-        codes = self.tensor(f"{where}.codes", self.part(where, state, "codes"), torch.uint8, tuple(self.shape))
-        if codes.numel():
-            top = int(codes.max())
-            if top >= 2**format.bits:
-                raise self.fail(f"{where}.codes holds {top}, {format.name!r} has {2**format.bits} codes")
-            if format.family is Family.MULAW and bool((codes == 2 ** (format.bits - 1)).any()):
-                raise self.fail(f"{where}.codes holds a negative zero, which {format.name!r} never writes")
-            if format.family is Family.SOFTSIGN and top == 255:
-                raise self.fail(f"{where}.codes holds 255, which {format.name!r} never writes")
-        return codes
+    def check_codes(self, where: str, state: PackedState) -> None:
+        """Raise if a state has codes that its format does not produce."""
+        format = state.format
+        never = {Family.MULAW: 2 ** (format.bits - 1), Family.SOFTSIGN: 255}.get(format.family)
+        if never is not None and state.grid.elements and bool((state.unpack() == never).any()):
+            kind = "a negative zero" if format.family is Family.MULAW else str(never)
+            raise self.fail(f"{where}.codes holds {kind}, which {format.name!r} never writes")
 
     def packed(self, where: str, state: Mapping[str, Any], bits: int, grid: Grid) -> Tensor:
         """Return packed codes of a parameter of this shape."""

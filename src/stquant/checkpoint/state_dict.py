@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stquant.checkpoint.schema import CONTROL, GROUP_KEY, Reader
+from stquant.codecs import packing
 from stquant.codecs.blocks import Grid
 from stquant.codecs.format import Format
 from stquant.distributed import tensors
@@ -27,11 +28,12 @@ def present(state: Mapping[str, Any], param: Tensor, packed: bool = False) -> di
     Args:
         state: The live state.
         param: The parameter.
-        packed: Keep codes and residuals packed; else they get the parameter's shape, whatever
-            their bits.
+        packed: Keep codes and residuals packed; else they are spread to the parameter's shape,
+            whatever their bits.
     """
+    whole_blocks = any(isinstance(value, PackedState) for value in state.values())
     return {
-        name: _copy(value) if name in ("step", CONTROL) else _present(value, param, packed)
+        name: _copy(value) if name in ("step", CONTROL) else _present(value, param, packed, whole_blocks)
         for name, value in state.items()
     }
 
@@ -40,11 +42,11 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _present(value: Any, param: Tensor, packed: bool) -> Any:
+def _present(value: Any, param: Tensor, packed: bool, whole_blocks: bool) -> Any:
     if isinstance(value, PackedState):
         scales = value.scales.reshape(*value.grid.scale_shape, *value.format.scale_parts).clone()
         return {
-            **(_present_packed(value) if packed else {"codes": tensors.wrap(value.unpack(), param)}),
+            **(_present_packed(value) if packed else {"codes": tensors.wrap(_spread(value), param)}),
             "scales": tensors.wrap(scales, param, value.grid),
             "format": value.format.number,
             "block": value.format.block,
@@ -52,13 +54,26 @@ def _present(value: Any, param: Tensor, packed: bool) -> Any:
             "log2_step": value.octaves.log2_step,
         }
     if isinstance(value, PackedResidual):
-        codes = _present_packed(value) if packed else {"values": tensors.wrap(_to_bytes(value.unpack()), param)}
+        if packed:
+            codes = _present_packed(value)
+        elif whole_blocks:
+            codes = {"codes": tensors.wrap(_spread(value), param)}
+        else:  # without scales, a shard may end inside a block
+            codes = {"values": tensors.wrap(_to_bytes(value.unpack()), param)}
         return {**codes, "bits": value.bits, "block": value.grid.block}
     return tensors.wrap(value.clone(), param) if isinstance(value, Tensor) else value
 
 
 def _present_packed(value: PackedState | PackedResidual) -> dict[str, Any]:
     return {"packed": value.codes.clone(), "shape": list(value.grid.shape)}
+
+
+def _spread(value: PackedState | PackedResidual) -> Tensor:
+    """Show codes in the parameter's shape; residuals, which have up to 16 bits, as two bytes each."""
+    grid = value.grid
+    if isinstance(value, PackedState):
+        return packing.spread(value.codes, value.format.bits, grid.row, grid.block).view(grid.shape)
+    return packing.spread(value.codes, value.bits, grid.row, grid.block, room=2).view(*grid.shape, 2)
 
 
 def absorb(
@@ -96,7 +111,7 @@ def absorb(
         live[state] = _absorb_state(reader, state, value, signed, param, choice)
     if CONTROL in presented:
         shape = (len(states), presented[CONTROL].shape[-1]) if isinstance(presented[CONTROL], Tensor) else ()
-        live[CONTROL] = reader.whole(CONTROL, presented[CONTROL], torch.float32, shape).clone()
+        live[CONTROL] = reader.small(CONTROL, presented[CONTROL], torch.float32, shape).clone()
     if "residual" in presented:
         live["residual"] = _absorb_residual(reader, presented["residual"], param)
     grids = {value.grid for value in live.values() if isinstance(value, PackedState | PackedResidual)}
@@ -116,11 +131,12 @@ def _absorb_state(
         grid = _grid(reader, param, format.block)
         octaves = reader.octaves(where, value, format)
         scales = reader.scales(where, value, format, grid).to(param.device)
-        if "packed" in value:
-            packed = reader.packed(where, value, format.bits, grid).to(param.device)
-            value = {"codes": PackedState(format, grid, octaves, packed, scales).unpack()}
-        codes = reader.codes(where, value, format).to(param.device)
-        return PackedState.pack(format, grid, octaves, codes, scales)
+        state = PackedState.zeros(format, grid, param.device)
+        state.octaves = octaves
+        state.scales.copy_(scales.reshape(state.scales.shape))
+        state.codes.copy_(_packed(reader, where, value, format.bits, grid))
+        reader.check_codes(where, state)
+        return state
     plain = reader.tensor(where, value, None, tuple(param.shape)).to(param.device)
     if choice is not None and choice.format.packed:
         return _encode(reader, where, plain, choice.format, _grid(reader, param, choice.format.block))
@@ -152,17 +168,26 @@ def _absorb_residual(reader: Reader, value: Any, param: Tensor) -> PackedResidua
             "load the file into bfloat16 parameters"
         )
     grid = _grid(reader, param, block, scaled=False)
-    if "packed" in value:
-        packed = reader.packed("residual", value, bits, grid).to(param.device)
-        values = PackedResidual(bits, grid, packed).unpack()
-    else:
-        shape = (*param.shape, 2)
-        values = _from_bytes(
-            reader.tensor("residual.values", reader.part("residual", value, "values"), torch.uint8, shape)
-        )
+    if "values" not in value:
+        packed = _packed(reader, "residual", value, bits, grid, room=2)
+        return PackedResidual(bits, grid, packed.to(param.device, copy=True))
+    values = _from_bytes(reader.tensor("residual.values", value["values"], torch.uint8, (*param.shape, 2)))
     if values.numel() and bool((values & ((1 << (16 - bits)) - 1)).any()):
         raise reader.fail(f"residual.values are not multiples of {1 << (16 - bits)}, as {bits} bits need")
     return PackedResidual.pack(bits, grid, values.to(param.device))
+
+
+def _packed(reader: Reader, where: str, value: Mapping[str, Any], bits: int, grid: Grid, room: int = 1) -> Tensor:
+    """Return the packed codes of a presented state, whichever of the two ways they are kept."""
+    if "packed" in value:
+        return reader.packed(where, value, bits, grid)
+    shape = (*reader.shape, room) if room > 1 else tuple(reader.shape)
+    shown = reader.tensor(f"{where}.codes", reader.part(where, value, "codes"), torch.uint8, shape)
+    shown = shown.reshape(grid.rows, room * grid.row)
+    packed = packing.gather(shown, bits, grid.row, grid.block, room)
+    if not torch.equal(packing.spread(packed, bits, grid.row, grid.block, room), shown):
+        raise reader.fail(f"{where}.codes holds more than {bits} bits per code")
+    return packed
 
 
 def _to_bytes(values: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ side, one byte plane after the other. A full block of 128 codes has 16 lanes of 
 So a SIMD kernel loads a plane with one instruction and reaches code j of all lanes by a constant
 shift. The last block of a row may be short; its n codes take ceil(n / 8) lanes in the same way,
 so that at most 7 codes of a row are padding (zero bits).
+
+`spread` shows packed rows at a size that does not depend on the width, for files.
 """
 
 from __future__ import annotations
@@ -61,6 +63,48 @@ def unpack(packed: Tensor, bits: int, row: int, block: int) -> Tensor:
         return body.reshape(rows, row)
     tail = _unpack_run(packed[:, split:], bits, lanes(row - full) * CODES_PER_LANE)
     return torch.cat((body.reshape(rows, full), tail[:, : row - full]), dim=1)
+
+
+def spread(packed: Tensor, bits: int, row: int, block: int, room: int = 1) -> Tensor:
+    """Show packed rows at a size that does not depend on the width.
+
+    Each block has `room` bytes per element and begins with its packed codes; what is left is 0 and
+    compresses to next to nothing. A short block whose lanes do not fit holds a code per element.
+
+    Args:
+        packed: uint8 `[rows, packed_bytes(row, bits)]`.
+        bits: Width of a code, at most `8 * room`.
+        row: Elements of a row.
+        block: Elements of a full block.
+        room: Bytes per element, 1 or 2.
+
+    Returns:
+        uint8 `[rows, room * row]`.
+    """
+    rows, full, split = packed.shape[0], row // block, row // block * block * bits // CODES_PER_LANE
+    shown = packed.new_zeros(rows, row * room)
+    body = shown[:, : full * block * room].view(rows, full, block * room)
+    body[..., : block * bits // CODES_PER_LANE] = packed[:, :split].view(rows, full, block * bits // CODES_PER_LANE)
+    tail, left = packed[:, split:], row - full * block
+    if tail.shape[1] > left * room:
+        codes = _unpack_run(tail, bits, lanes(left) * CODES_PER_LANE)[:, :left]
+        tail = torch.stack([codes >> 8 * place & 0xFF for place in range(room)], -1).to(torch.uint8).flatten(1)
+    start = full * block * room
+    shown[:, start : start + tail.shape[1]] = tail
+    return shown
+
+
+def gather(shown: Tensor, bits: int, row: int, block: int, room: int = 1) -> Tensor:
+    """Return the packed rows that `spread` has shown, and drop everything else."""
+    rows, full, left = shown.shape[0], row // block, row % block
+    start, size = full * block * room, bits * lanes(left)
+    body = shown[:, :start].reshape(rows, full, block * room)[..., : block * bits // CODES_PER_LANE]
+    tail = shown[:, start : start + size]
+    if size > left * room:
+        parts = shown[:, start:].reshape(rows, left, room).int()
+        codes = (parts << 8 * torch.arange(room, device=parts.device)).sum(-1) & ((1 << bits) - 1)
+        tail = _pack_run(torch.nn.functional.pad(codes, (0, lanes(left) * CODES_PER_LANE - left)), bits)
+    return torch.cat((body.reshape(rows, full * block * bits // CODES_PER_LANE), tail), dim=1)
 
 
 def _pack_run(codes: Tensor, bits: int) -> Tensor:

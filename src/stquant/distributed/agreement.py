@@ -60,10 +60,81 @@ def reduce_stats(
     return combined
 
 
-def sum_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Add up int64 tensors of any shape that the holders of parts of parameters have; see `reduce_stats`."""
-    sums = reduce_stats([(param, values.flatten()) for param, values in parts])
-    return [total.view_as(values) for total, (_, values) in zip(sums, parts, strict=True)]
+class Part(NamedTuple):
+    """What one rank has to say of a parameter.
+
+    Attributes:
+        name: The parameter's name, for errors.
+        param: The parameter.
+        values: int64 numbers of this rank's part of it, of any shape.
+        known: Whether this rank has any; else `values` is zeros of the same shape.
+    """
+
+    name: str
+    param: Tensor
+    values: Tensor
+    known: bool
+
+
+def sum_parts(parts: Sequence[Part], process_group: dist.ProcessGroup | None = None) -> list[Tensor | None]:
+    """Add up what all holders of parts of parameters know; see `reduce_stats`.
+
+    Returns:
+        The sums, None for a parameter of which no rank knows anything.
+
+    Raises:
+        AgreementError: Some holders of a parameter know something and others do not, so that they
+            do not count its steps alike. All of them raise.
+    """
+    entries = [
+        (part.param, torch.cat([part.values.flatten(), part.values.new_tensor([part.known, 1])])) for part in parts
+    ]
+    sums: list[Tensor | None] = []
+    for part, total in zip(parts, reduce_stats(entries, process_group=process_group), strict=True):
+        knowing, holders = total[-2:].tolist()
+        if 0 < knowing < holders:
+            raise AgreementError(
+                f"parameter {part.name!r} was measured on {knowing} of {holders} ranks that share it: the others "
+                "had no gradient for it in this step or an earlier one; give all ranks of its mesh gradients for the "
+                "same parameters, zeros if need be"
+            )
+        sums.append(total[:-2].view_as(part.values) if knowing else None)
+    return sums
+
+
+def on_any_rank(params: Iterable[Tensor], here: bool) -> bool:
+    """Say whether something is so on any of the ranks that share distributed parameters.
+
+    Every rank of their meshes has to call this. Plain parameters take no part: without others the
+    answer is `here`.
+    """
+    meshes = list(dict.fromkeys(param.device_mesh for param in params if isinstance(param, DTensor)))
+    for mesh in meshes + meshes[-2::-1]:  # and back, for those that share the first mesh only
+        flag = torch.tensor([here], dtype=torch.int64, device=mesh.device_type)
+        for dim in range(mesh.ndim):
+            if mesh.size(dim) > 1:
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
+        here = bool(flag)
+    return here
+
+
+class Replicas:
+    """A process group that an optimizer keeps; copies of the optimizer share it, files cannot hold it."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ValueError(
+                f"process_group={group!r} is no process group; use for example torch.distributed.group.WORLD"
+            )
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Replicas:
+        return self
+
+    def __reduce__(self) -> tuple[type[Replicas], tuple[None]]:
+        if self.group is not None:
+            raise TypeError("an optimizer with process_group= cannot be pickled; save its state_dict()")
+        return Replicas, (None,)
 
 
 def check_replicas(

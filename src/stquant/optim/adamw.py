@@ -42,6 +42,9 @@ class Adam(PackedOptimizer):
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "cpu", "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
+        process_group: Ranks with replicas of plain parameters, as under DDP; adaptive policies then
+            decide on what its first rank measured. None: every rank decides for itself, and
+            alike if gradients are equal to the bit. DTensors know their ranks by themselves.
 
     Raises:
         ValueError: An argument is out of range or not supported.
@@ -70,6 +73,7 @@ class Adam(PackedOptimizer):
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
+        process_group: Any = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -84,7 +88,7 @@ class Adam(PackedOptimizer):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        super().__init__(params, defaults, policy, master_bits, masters, backend, seed)
+        super().__init__(params, defaults, policy, master_bits, masters, backend, seed, process_group)
 
     def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
         return {**self.STATES, "max_exp_avg_sq": False} if group["amsgrad"] else self.STATES
@@ -141,6 +145,7 @@ class AdamW(Adam):
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
+        process_group: Any = None,
     ) -> None:
         super().__init__(
             params,
@@ -160,6 +165,7 @@ class AdamW(Adam):
             masters=masters,
             backend=backend,
             seed=seed,
+            process_group=process_group,
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:

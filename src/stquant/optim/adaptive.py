@@ -19,11 +19,12 @@ from torch import Tensor
 from stquant.checkpoint.restore import Named
 from stquant.codecs import catalog
 from stquant.codecs.format import Format
+from stquant.distributed.agreement import Part
 from stquant.errors import BudgetError
 from stquant.kernels.backend import Operations
 from stquant.kernels.ops import Item, Rule
-from stquant.kernels.reference.measurement import energies, names
-from stquant.optim.pools import AGE, MOVED, Pool, Seat
+from stquant.kernels.reference.measurement import BINS, energies, names
+from stquant.optim.pools import AGE, MOVED, Member, Pool, Seat
 from stquant.policy import transition
 from stquant.policy.allocator import Table
 from stquant.policy.budget import PRIOR, RUNGS, WIDTHS, rung
@@ -38,8 +39,8 @@ FADE = 0.5
 Live = Mapping[Tensor, dict[str, Any]]
 """The states of an optimizer by parameter."""
 
-Agree = Callable[[Sequence[tuple[Tensor, Tensor]]], Sequence[Tensor]]
-"""Sums what the holders of parts of parameters measured: (parameter, bins) to bins."""
+Agree = Callable[[Sequence[Part]], Sequence[Tensor | None]]
+"""Sums the bins that the holders of parts of parameters measured; None for what nobody measured."""
 
 
 def start(pool: Pool) -> dict[Tensor, dict[str, Choice]]:
@@ -97,6 +98,13 @@ class _Sample:
     step: int
     lr: float
 
+    @classmethod
+    def empty(cls, pool: Pool, member: Member, live: Live) -> _Sample:
+        """Stand for a parameter that was not measured on this rank."""
+        candidates, state = pool.candidates(member), live[member.entry.param]
+        bins = torch.zeros(len(names(candidates)), BINS, dtype=torch.int64)
+        return cls(candidates, bins, int(state["step"]), float(member.entry.group["lr"]))
+
 
 class Controller:
     """Measures and decides for the adaptive groups of one optimizer."""
@@ -118,8 +126,7 @@ class Controller:
         members = {member.entry.param: member for member in pool.members}
         alike: dict[tuple[tuple[str, tuple[Format, ...]], ...], list[tuple[Named, Item]]] = {}
         for entry, item in items:
-            packed = all(isinstance(state, PackedState) for state in item.states.values())
-            if item.states and packed and pool.policy.due(item.step):
+            if _are_packed(list(item.states.values())) and pool.policy.due(item.step):
                 candidates = pool.candidates(members[entry.param])
                 alike.setdefault(tuple(candidates.items()), []).append((entry, item))
         for candidates_of, part in alike.items():
@@ -129,12 +136,27 @@ class Controller:
 
     def decide(self, pools: Sequence[Pool], live: Live, agree: Agree) -> None:
         """Plan for the pools of which something was measured in this step, and carry it out."""
-        # In the order of the parameters, which all ranks share; gradient release measures in another.
-        members = [member.entry.param for pool in pools for member in pool.members]
-        samples = {param: self._samples[param] for param in members if param in self._samples}
-        self._samples = {}
-        bins = agree([(param, sample.bins) for param, sample in samples.items()])
-        totals = dict(zip(samples, _energies(bins), strict=True))
+        measured_here, self._samples = self._samples, {}
+        # All packed parameters, in the order that ranks share, whatever was measured on this one.
+        members = {
+            member.entry.param: (pool, member)
+            for pool in pools
+            for member in pool.members
+            if _are_packed([live[member.entry.param][name] for name in member.states])
+        }
+        samples = {
+            param: measured_here.get(param) or _Sample.empty(pool, member, live)
+            for param, (pool, member) in members.items()
+        }
+        sums = agree(
+            [
+                Part(member.entry.name, param, samples[param].bins, param in measured_here)
+                for param, (_, member) in members.items()
+            ]
+        )
+        known = {param: bins for param, bins in zip(members, sums, strict=True) if bins is not None}
+        samples = {param: samples[param] for param in known}
+        totals = dict(zip(known, _energies(list(known.values())), strict=True))
         for number, pool in enumerate(pools):
             measured = _measured(pool.seats, live, samples, totals)
             if measured:
@@ -142,8 +164,14 @@ class Controller:
                 self.decisions[number] = _decide(pool, live, measured, max(steps))
 
 
+def _are_packed(states: Sequence[Any]) -> bool:
+    return bool(states) and all(isinstance(state, PackedState) for state in states)
+
+
 def _energies(bins: Sequence[Tensor]) -> list[Tensor]:
     """The energies of every parameter, all at once; they differ in how many there are."""
+    if not bins:
+        return []
     flat = energies(torch.cat([part.flatten(0, -2) for part in bins]))
     return list(torch.split(flat, [len(part) for part in bins]))
 

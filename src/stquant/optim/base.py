@@ -6,6 +6,7 @@ when states are made; formats come from the group's policy, and `checkpoint` kno
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,11 +18,12 @@ from stquant.checkpoint import state_dict as presentation
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.distributed import agreement, tensors
+from stquant.errors import CheckpointError
 from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
 from stquant.kernels.ops import Item, Rule
 from stquant.optim.adaptive import Controller
 from stquant.optim.masters import check_masters
-from stquant.optim.options import check_fused
+from stquant.optim.options import check_fused, check_gradient
 from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
 from stquant.policy.budget import is_adaptive
 from stquant.policy.policies import Policy, parse
@@ -44,6 +46,7 @@ class PackedOptimizer(PolicyDriven):
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Name of the kernels to use; None takes the best of this machine.
         seed: Seed of stochastic rounding.
+        process_group: Replicas of plain parameters, which then take the decisions of the first.
     """
 
     OPERATION: ClassVar[str]
@@ -64,6 +67,7 @@ class PackedOptimizer(PolicyDriven):
         masters: dict[str, torch.Tensor] | None,
         backend: str | None,
         seed: int,
+        process_group: Any = None,
     ) -> None:
         resolve(backend)
         warn_if_slow(backend)
@@ -76,6 +80,7 @@ class PackedOptimizer(PolicyDriven):
         check_masters(masters or {}, {name: (e.param, rounding_of(e).residual_bits) for name, e in entries.items()})
         self._masters = dict(masters or {})
         self._controller = Controller()
+        self._replicas = agreement.Replicas(process_group)
         self._check_budgets(self.param_groups)
         self.register_state_dict_post_hook(_present)
 
@@ -179,7 +184,8 @@ class PackedOptimizer(PolicyDriven):
         """Let adaptive policies plan and carry out what this step has measured."""
         self._measuring = None
         if self._controller.measured:
-            self._controller.decide(self._pools(with_states=True), self.state, agreement.sum_parts)
+            agree = functools.partial(agreement.sum_parts, process_group=self._replicas.group)
+            self._controller.decide(self._pools(with_states=True), self.state, agree)
 
     def _item(self, entry: Named) -> Item:
         state = self.state[entry.param]
@@ -217,6 +223,7 @@ class PackedOptimizer(PolicyDriven):
                 # An option was switched on since, for example a momentum.
                 state.update({**self._fresh_states(entry, self._start_choices(self.param_groups)), **state})
         if fresh:
+            self._warn_if_flat()
             choices = self._start_choices(self.param_groups)
             for entry in fresh:
                 self.state[entry.param] = self._fresh_state(entry, choices)
@@ -289,18 +296,19 @@ class PackedOptimizer(PolicyDriven):
             state_dict: The state dict; not changed, and no memory is shared with it.
 
         Raises:
-            CheckpointError: It does not fit; names the parameter. The optimizer is unchanged.
+            CheckpointError: It does not fit; names the parameter. The optimizer is unchanged, and so
+                are those of all ranks that share its parameters.
         """
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
-        groups = restore.merge_groups(state_dict["param_groups"], self.param_groups)
-        self._validate(groups)
-        choices = self._start_choices(groups)
-        with torch.no_grad():
-            state = restore.build_states(
-                state_dict, groups, lambda entry, saved, plain: self._absorb(entry, saved, choices if plain else None)
-            )
+        failure: Exception | None = None
+        try:
+            groups, state = self._read(state_dict)
+        except Exception as error:
+            failure = error
+        if agreement.on_any_rank([entry.param for entry in named(self.param_groups)], failure is not None):
+            raise failure or CheckpointError("another rank could not load its part and says why; nothing was loaded")
         self.__setstate__({"state": type(self.state)(dict, state), "param_groups": groups})
         for entry in named(groups):
             if entry.param in state:
@@ -309,6 +317,16 @@ class PackedOptimizer(PolicyDriven):
         self._fit()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    @torch.no_grad()
+    def _read(self, state_dict: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[torch.Tensor, Any]]:
+        """Return groups and live states that a state dict makes of this optimizer, which stays as it is."""
+        groups = restore.merge_groups(state_dict["param_groups"], self.param_groups)
+        self._validate(groups)
+        choices = self._start_choices(groups)
+        return groups, restore.build_states(
+            state_dict, groups, lambda entry, saved, plain: self._absorb(entry, saved, choices if plain else None)
+        )
 
     def _absorb(self, entry: Named, saved: Mapping[str, Any], choices: Choices | None) -> dict[str, Any]:
         """Build a live state from a saved one; plain states are encoded if there are `choices`."""
@@ -355,6 +373,7 @@ class PackedOptimizer(PolicyDriven):
             "_backend_name": self._backend_name,
             "_masters": self._masters,
             "_controller": self._controller,
+            "_replicas": self._replicas,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -365,16 +384,6 @@ class PackedOptimizer(PolicyDriven):
                 group.setdefault(key, value)
         if is_new:
             self.register_state_dict_post_hook(_present)
-
-
-def check_gradient(entry: Named) -> None:
-    """Raise `RuntimeError` if a parameter has a gradient that no kernel takes."""
-    grad = entry.param.grad
-    if grad is not None and grad.layout is not torch.strided:
-        raise RuntimeError(
-            f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
-            "use for example nn.Embedding(sparse=False)"
-        )
 
 
 def _present(optimizer: torch.optim.Optimizer, result: dict[str, Any]) -> None:

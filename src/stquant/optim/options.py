@@ -1,10 +1,13 @@
-"""Checks of hyperparameters: what a step cannot honour is refused, never ignored."""
+"""Checks of hyperparameters and gradients: what a step cannot honour is refused, never ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from stquant.checkpoint.restore import Named
 from stquant.policy.policies import Policy
 
 _UNSUPPORTED = {
@@ -45,3 +48,13 @@ def check_prepay(policy: Policy, states: Mapping[str, bool], cause: str) -> None
                 f"{format.name} of {name} prepays what it rounds away, which {cause} does not admit; "
                 "use a format without prepay, for example mulaw4"
             )
+
+
+def check_gradient(entry: Named) -> None:
+    """Raise `RuntimeError` if a parameter has a gradient that no kernel takes."""
+    grad = entry.param.grad
+    if grad is not None and grad.layout is not torch.strided:
+        raise RuntimeError(
+            f"parameter {entry.name!r} has a gradient of layout {grad.layout}, allowed is a dense one; "
+            "use for example nn.Embedding(sparse=False)"
+        )

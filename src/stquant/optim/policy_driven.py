@@ -5,6 +5,7 @@ The part of an optimizer that answers to policies; stepping, saving and loading 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,9 @@ from stquant.report.decisions import Decisions
 from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import WeightRounding
 from stquant.storage.packed import PackedState
+
+_FLAT = 1 << 20
+"""Elements of a vector that is taken for many parameters in one; those of models have fewer."""
 
 Choices = Mapping[torch.Tensor, Mapping[str, Choice]]
 """Formats of the states of parameters."""
@@ -107,6 +111,23 @@ class PolicyDriven(torch.optim.Optimizer):
         if choices and entry.param in choices:
             return dict(choices[entry.param])
         return self._policy(entry.group).choose(self._facts(entry), self._states(entry.group))
+
+    def _warn_if_flat(self) -> None:
+        """Warn if nothing is packed because a wrapper has made one vector out of many parameters."""
+        entries = list(named(self.param_groups))
+        if any(entry.param.dim() != 1 for entry in entries):
+            return
+        for entry in entries:
+            wanted = self._policy(entry.group).formats_of(self._states(entry.group)).values()
+            reasons = {choice.reason for choice in self._choose(entry).values() if not choice.format.packed}
+            if entry.param.numel() >= _FLAT and "1-D" in reasons and any(format.packed for format in wanted):
+                warnings.warn(
+                    f"no state is packed, as all parameters are 1-D, for example {entry.name!r} with "
+                    f"{entry.param.numel():,} elements; flat partitions (DeepSpeed ZeRO) need a policy with flat=True, "
+                    "for example stquant.Budget(bits=3, flat=True)",
+                    stacklevel=4,
+                )
+                return
 
     def _facts(self, entry: Named) -> ParameterFacts:
         prepays = self._prepays(entry.group) and rounding_of(entry).keeps_small_changes

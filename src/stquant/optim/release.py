@@ -20,9 +20,10 @@ from torch.utils.hooks import RemovableHandle
 
 from stquant.checkpoint.restore import Named, named
 from stquant.checkpoint.schema import GROUP_KEY
-from stquant.optim.base import PackedOptimizer, check_gradient
+from stquant.optim.base import PackedOptimizer
 from stquant.optim.clipping import PreviousNormClip, TensorClip, clipping
 from stquant.optim.consumed import ConsumedGradient, explain_second, is_consumed
+from stquant.optim.options import check_gradient
 
 _REDUCES_LATER = {
     "DistributedDataParallel": "averages gradients after the hooks of parameters have run, so replicas would diverge",

@@ -39,6 +39,9 @@ class SGD(PackedOptimizer):
         masters: Residuals to start from, by name, as `cast_model` returns them; None for zeros.
         backend: Kernels: "cpu", "reference", or None for the best of this machine.
         seed: Seed of stochastic rounding.
+        process_group: Ranks with replicas of plain parameters, as under DDP; adaptive policies then
+            decide on what its first rank measured. None: every rank decides for itself, and
+            alike if gradients are equal to the bit. DTensors know their ranks by themselves.
 
     Raises:
         ValueError: An argument is out of range or not supported.
@@ -65,6 +68,7 @@ class SGD(PackedOptimizer):
         masters: dict[str, Tensor] | None = None,
         backend: str | None = None,
         seed: int = 0,
+        process_group: Any = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -77,7 +81,7 @@ class SGD(PackedOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, policy, master_bits, masters, backend, seed)
+        super().__init__(params, defaults, policy, master_bits, masters, backend, seed, process_group)
 
     def _states(self, group: dict[str, Any]) -> Mapping[str, bool]:
         return self.STATES if group["momentum"] else {}

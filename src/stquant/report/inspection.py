@@ -146,9 +146,8 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     if "packed" in value:
         shape = value.get("shape")
         return tuple(shape) if isinstance(shape, list | tuple) else None
-    if isinstance(value.get("values"), Tensor):
-        return tuple(value["values"].shape[:-1])  # two bytes each
-    return _shape(value.get("codes"))
+    shape = _shape(value.get("codes", value.get("values")))
+    return shape[:-1] if shape and "bits" in value else shape  # a residual has two bytes for each element
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
