@@ -129,6 +129,19 @@ def checkpoint_size() -> str:
     return table(head, rows)
 
 
+def compressed_files() -> str:
+    """Files of torch.distributed.checkpoint against the live states that they hold."""
+    rows = [
+        [
+            row["optimizer"],
+            f"{row['live_bytes']:,}",
+            *(f"{row[kind] / row['live_bytes']:.2f}" for kind in ("plain_bytes", "zstd_bytes")),
+        ]
+        for row in load("compressed_files")["rows"]
+    ]
+    return table(["states", "live bytes", "file / live", "file with zstd / live"], rows)
+
+
 def demo() -> str:
     """The side-by-side comparison."""
     rows = [
@@ -308,6 +321,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bytes-per-parameter": bytes_per_parameter,
     "step-memory": step_memory,
     "checkpoint-size": checkpoint_size,
+    "compressed-files": compressed_files,
     "demo": demo,
     "adaptive": adaptive,
     "cpu-step": cpu_step,

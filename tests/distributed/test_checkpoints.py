@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing as mp
-import socket
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,7 @@ def test_a_load_that_fails_on_one_rank_changes_none(ranks: Callable[[int], Ranks
 
 def save_asynchronously(layout: str, folders: dict[str, str]) -> None:
     mp.current_process()._config["daemon"] = False  # a daemon may not start the process that writes
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # where that process finds the others
     for how, folder in folders.items():
         running = build(layout, "residual")
         take_steps(*running, 0, SAVED_AT)
@@ -174,20 +175,13 @@ def save_asynchronously(layout: str, folders: dict[str, str]) -> None:
         future.result()
 
 
-def test_training_goes_on_while_a_thread_or_a_process_writes(
-    ranks: Callable[[int], Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+def test_training_goes_on_while_a_thread_or_a_process_writes(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
     folders = {how.value: str(tmp_path / how.value) for how in AsyncCheckpointerType}
     assert folders.keys() == {"thread", "process"}
     writers = Ranks(2)  # of its own, as its writing processes live on
     writers(save_asynchronously, "fsdp 2", folders)
     writers.close()
-    for wrong in ranks(3)(loaded_differs, "fsdp 3", list(folders.values()), *truth()):
-        assert wrong == []
+    assert ranks(1)(loaded_differs, "single", list(folders.values()), *truth()) == [[]]
 
 
 ADAPTIVE_STEPS = 8
