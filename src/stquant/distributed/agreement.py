@@ -86,19 +86,22 @@ def sum_parts(parts: Sequence[Part], process_group: dist.ProcessGroup | None = N
         AgreementError: Some holders of a parameter know something and others do not, so that they
             do not count its steps alike. All of them raise.
     """
-    entries = [
-        (part.param, torch.cat([part.values.flatten(), part.values.new_tensor([part.known, 1])])) for part in parts
-    ]
-    sums: list[Tensor | None] = []
-    for part, total in zip(parts, reduce_stats(entries, process_group=process_group), strict=True):
+    whole = process_group is None
+    shared = [place for place, part in enumerate(parts) if not whole or isinstance(part.param, DTensor)]
+    sums = [part.values if part.known else None for part in parts]
+    entries = []
+    for place in shared:
+        values = parts[place].values
+        entries.append((parts[place].param, torch.cat([values.flatten(), values.new_tensor([parts[place].known, 1])])))
+    for place, total in zip(shared, reduce_stats(entries, process_group=process_group), strict=True):
         knowing, holders = total[-2:].tolist()
         if 0 < knowing < holders:
             raise AgreementError(
-                f"parameter {part.name!r} was measured on {knowing} of {holders} ranks that share it: the others "
-                "had no gradient for it in this step or an earlier one; give all ranks of its mesh gradients for the "
-                "same parameters, zeros if need be"
+                f"parameter {parts[place].name!r} was measured on {knowing} of {holders} ranks that share it: the "
+                "others had no gradient for it in this step or an earlier one; give all ranks of its mesh gradients "
+                "for the same parameters, zeros if need be"
             )
-        sums.append(total[:-2].view_as(part.values) if knowing else None)
+        sums[place] = total[:-2].view_as(parts[place].values) if knowing else None
     return sums
 
 
