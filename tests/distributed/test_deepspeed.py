@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,9 +123,10 @@ def train(stage: int, adaptive: bool, folder: str) -> tuple[list[str], bool, boo
         The formats at the end; whether steps are those of plain flat vectors; whether the new
         engine goes on bit for bit.
     """
+    rank = str(dist.get_rank())
+    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=rank, WORLD_SIZE="2", RANK=rank)
     import deepspeed
 
-    os.environ.update(LOCAL_RANK=str(dist.get_rank()), WORLD_SIZE="2", RANK=str(dist.get_rank()))
     deepspeed.ops.__dict__["__compatible_ops__"] = {}  # else it compiles a transport of its own, for minutes
     Recorder.seen = []
     engine, optimizer = engine_of(stage, adaptive)
@@ -146,9 +146,6 @@ def train(stage: int, adaptive: bool, folder: str) -> tuple[list[str], bool, boo
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Ranks]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), DS_ACCELERATOR="cpu")
     group = Ranks(2)
     yield group
     group.close()
