@@ -36,7 +36,7 @@ class Forks:
 
     def __init__(self) -> None:
         self._pipe, theirs = mp.Pipe()
-        self._process = mp.get_context("spawn").Process(target=_serve, args=(theirs,))
+        self._process = mp.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -128,6 +128,7 @@ def _child(function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, 
     try:
         if ranks > 1:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # asked for, not used: the group is there
             dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
         torch.manual_seed(0)
         outcome: Outcome = (function(*arguments), None)

@@ -17,8 +17,10 @@ from transformers import (
     ViTForImageClassification,  # noqa: F401
 )
 
+from stquant.integrations.transformers import log_ledger
+from stquant.report.decisions import predicted
 from tests.integrations.forks import die
-from tests.integrations.tables import OPTIMIZERS, equal, weights
+from tests.integrations.tables import OPTIMIZERS, equal, same_logs, weights
 from tests.planning.models import gpt2, vit
 
 SAVED, KILLED, END = 2, 3, 4
@@ -76,7 +78,10 @@ def trainer(folder: Path, model: str, optimizer: str, **options: Any) -> Trainer
         **options,
     )
     data = pictures() if model == "vit" else tokens()
-    return Trainer(MODELS[model](), arguments, train_dataset=data, optimizer_cls_and_kwargs=OPTIMIZERS[optimizer])
+    run = Trainer(MODELS[model](), arguments, train_dataset=data, optimizer_cls_and_kwargs=OPTIMIZERS[optimizer])
+    if optimizer == "adaptive":
+        log_ledger(run, folder / "run.jsonl")
+    return run
 
 
 class Death(TrainerCallback):
@@ -101,3 +106,38 @@ def resumed(folder: Path, model: str, optimizer: str) -> None:
     whole.train()
     assert not equal(weights(whole.model), before)
     assert equal(weights(again.model), weights(whole.model))
+    if optimizer == "adaptive":
+        assert same_logs(folder / "run.jsonl", folder / "whole" / "run.jsonl")
+
+
+class Reporter(TrainerCallback):
+    seen: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        self.seen.append(dict(logs))
+
+
+def logged(folder: Path) -> None:
+    run = trainer(folder, "gpt2", "adaptive", save_strategy="no")
+    run.add_callback(Reporter)
+    run.train()
+    optimizer = run.optimizer.optimizer
+    expected = {
+        "state_bytes": optimizer.ledger().bytes,
+        "state_bits": optimizer.ledger().bits,
+        "state_damage": predicted(optimizer.decisions()[0]),
+    }
+    assert len(Reporter.seen) == len(run.state.log_history) == END + 1
+    for entries in (run.state.log_history, Reporter.seen):
+        assert all(expected.keys() <= entry.keys() for entry in entries)
+        assert {name: entries[-1][name] for name in expected} == expected
+
+
+def refused(folder: Path) -> str:
+    run = trainer(folder, "gpt2", "torch", save_strategy="no")
+    log_ledger(run)
+    try:
+        run.train()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("an optimizer without a ledger was logged")

@@ -105,7 +105,7 @@ class RunLog:
         """
         if self._file is not None:
             raise RuntimeError(f"{self.path} is being written; close it before attaching it again")
-        header, step = _header(optimizer), _steps(optimizer)
+        header, step = _header(optimizer), steps_taken(optimizer)
         kept = self._continued(header, step) if self.path.exists() and self.path.stat().st_size else [header]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _rewrite(self.path, kept)
@@ -179,8 +179,8 @@ def _header(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _steps(optimizer: Optimizer) -> int:
-    """Steps that the optimizer has taken."""
+def steps_taken(optimizer: Optimizer) -> int:
+    """Return how many steps the optimizer has taken."""
     return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
 
 
