@@ -47,3 +47,13 @@ def test_lightning_resumes_exactly(forks: Forks, ranks: int, tmp_path: Path) -> 
 def test_lightning_logs_the_ledger(forks: Forks, tmp_path: Path) -> None:
     forks("lightnings.logged", tmp_path)
     assert "the module has 0 optimizers of stquant (1 in all)" in forks("lightnings.refused", tmp_path)
+
+
+@needs("torchtitan")
+def test_torchtitan_container_resumes_exactly(forks: Forks) -> None:
+    assert forks("titan.resumed") == dict.fromkeys(OPTIMIZERS, True)
+
+
+@needs("torchtune")
+def test_torchtune_makes_the_component(forks: Forks) -> None:
+    assert forks("tuning.goes_on_as_if_made_by_hand")
