@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from stquant.integrations.lightning import LedgerCallback
+from stquant.report import runlog
 from stquant.report.decisions import predicted
 from tests.integrations.forks import die
 from tests.integrations.tables import OPTIMIZERS, batch, equal, perceptron, same_logs, weights
@@ -104,13 +105,14 @@ def resumed(folder: Path, ranks: int) -> dict[str, bool]:
 
 
 def logged(folder: Path) -> None:
-    run = trainer(folder, 1, 1, LedgerCallback(), logger=CSVLogger(folder), log_every_n_steps=EPOCH)
+    run = trainer(folder, 1, 1, LedgerCallback(folder / "run.jsonl"), logger=CSVLogger(folder), log_every_n_steps=EPOCH)
     fit(run, Module("adaptive"))
     (row,) = csv.DictReader((Path(run.logger.log_dir) / "metrics.csv").open())
     ledger, (decision,) = run.optimizers[0].ledger(), run.optimizers[0].decisions()
     expected = {"state_bytes": ledger.bytes, "state_bits": ledger.bits, "state_damage": predicted(decision)}
     found = {name: torch.tensor(float(row[name])) for name in expected}
     assert found == {name: torch.tensor(float(value)) for name, value in expected.items()}  # metrics are fp32
+    assert [step for step, _ in runlog.read(folder / "run.jsonl").losses] == [EPOCH]
 
 
 def refused(folder: Path) -> str:

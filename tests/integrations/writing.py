@@ -91,18 +91,19 @@ def tensorboard(folder: Path) -> None:
 
 
 def weights_and_biases(folder: Path) -> None:
+    """Follow two runs: of a loop that logs nothing itself, and of one that logs every step."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    run = wandb.init(dir=folder)
+    run = wandb.init(dir=folder / "alone")
     expected = followed(WandbWriter(run, states=True))
     run.finish()
-    alone = list(rows(folder))
-    assert [row["stquant/step"] for row in alone] == WRITTEN
-    assert contains(points(alone), expected)
-
-    run = wandb.init(dir=folder / "loop")
+    run = wandb.init(dir=folder / "beside")
     followed(WandbWriter(run, states=True), loop=lambda step: run.log({"loss": 1 / step}, step=step))
     run.finish()
-    beside = list(rows(folder / "loop"))
+    wandb.teardown()  # only then are the files complete
+
+    alone, beside = (list(rows(folder / name)) for name in ("alone", "beside"))
+    assert [row["stquant/step"] for row in alone] == WRITTEN
+    assert contains(points(alone), expected)
     assert [row["loss"] for row in beside if "loss" in row] == [1 / step for step in range(1, END + 1)]
     assert contains(points(beside), expected)
 
@@ -151,12 +152,12 @@ def missing() -> dict[str, str]:
     """Return what each file says if its package is not there."""
     said = {}
     for package in ("transformers", "lightning", "tensorboard", "wandb"):
-        sys.modules.pop("torch.utils.tensorboard")
-        sys.modules[package] = None  # type: ignore[assignment]
+        loaded = [name for name in sys.modules if name.startswith((f"{package}.", "torch.utils.tensorboard"))]
+        for name in (package, *loaded):
+            sys.modules[name] = None  # type: ignore[assignment]  # importing it fails
         sys.modules.pop(f"stquant.integrations.{package}", None)
         try:
             importlib.import_module(f"stquant.integrations.{package}")
         except ImportError as error:
             said[package] = str(error)
-        sys.modules["torch.utils.tensorboard"] = sys.modules[__name__]
     return said
