@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-TIMEOUT = 120.0
+TIMEOUT = 240.0
 """Seconds that the ranks of a function may take together; a hang is an error."""
 
 KILLED = "was killed"

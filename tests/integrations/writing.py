@@ -93,10 +93,10 @@ def tensorboard(folder: Path) -> None:
 def weights_and_biases(folder: Path) -> None:
     """Follow two runs: of a loop that logs nothing itself, and of one that logs every step."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    run = wandb.init(dir=folder / "alone")
+    run = wandb.init(dir=folder / "alone", settings=wandb.Settings(console="off"))
     expected = followed(WandbWriter(run, states=True))
     run.finish()
-    run = wandb.init(dir=folder / "beside")
+    run = wandb.init(dir=folder / "beside", settings=wandb.Settings(console="off"))
     followed(WandbWriter(run, states=True), loop=lambda step: run.log({"loss": 1 / step}, step=step))
     run.finish()
     wandb.teardown()  # only then are the files complete
