@@ -67,6 +67,7 @@ ROWS = {
     "SGD, dynamic2": Row("sgd:dynamic2", "SGD, fp32"),
     "Lion, dynamic3-plain": Row("lion:dynamic3-plain", "Lion, fp32"),
     "Lion, mulaw5": Row("lion:mulaw5", "Lion, fp32"),
+    "Lion, mulaw6": Row("lion:mulaw6", "Lion, fp32"),
     "Lion, mulaw8": Row("lion:mulaw8", "Lion, fp32"),
     "AdamW 2+1, bf16, 4-bit residual": Row("2+1", ADAMW_21, 4),
     "AdamW 2+1, bf16, stochastic": Row("2+1", ADAMW_21, 0),

@@ -144,7 +144,7 @@ def test_an_added_group_that_does_not_fit_is_refused() -> None:
 def test_resuming_while_adapting_is_exact(make: Any, policy: Any) -> None:
     """Saved at every step of a stretch in which formats change, loaded safely, compared at the end."""
     options = {"momentum": 0.9} if make is SGD else {}
-    policy = Budget(bits=4.75, every=3) if make is Lion and isinstance(policy, Budget) else policy
+    policy = Budget(bits=7.5, every=3) if make is Lion and isinstance(policy, Budget) else policy
     params = parameters(SHAPES)
     optimizer = make(params, policy=policy, **options)
     grads = list(uneven(params, 14))
@@ -211,11 +211,13 @@ def test_tolerance_spends_what_the_error_demands() -> None:
     assert held[0.3] < held[0.03] < held[0.003]
 
 
-def test_momentum_that_cannot_be_prepaid_keeps_4_bits() -> None:
+def test_momentum_that_cannot_be_prepaid_keeps_4_bits_and_a_sign_6() -> None:
     params = parameters(SHAPES)
     optimizer = Lion(params, policy="adaptive")
     run(optimizer, params, uneven(params, 3))
-    assert {name for name in formats(optimizer) if name != "fp32"} <= {"mulaw4", "mulaw5", "mulaw6", "mulaw8"}
+    assert {name for name in formats(optimizer) if name != "fp32"} <= {"mulaw6", "mulaw8"}
+    with pytest.raises(BudgetError, match=r"use bits=[67]\.\d+ or more"):
+        Lion(params, policy=Budget(bits=5.0))
     half = parameters(SHAPES, dtype=torch.bfloat16)
     plain = AdamW(half, policy="adaptive", master_bits=None)
     plain.init_state()

@@ -99,9 +99,10 @@ def test_and_of_every_format(format: Any, accumulation: int) -> None:
     check(lambda p: stquant.AdamW(p, lr=1e-2, policy=policy), torch.bfloat16, accumulation)
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("policy", [Adaptive(every=1), Budget(bits=5.0, every=2), Tolerance(0.01, every=1)], ids=repr)
-def test_adaptive_policies_measure_and_decide_alike(policy: Any, dtype: torch.dtype) -> None:
+def test_adaptive_policies_measure_and_decide_alike(policy: Any, dtype: torch.dtype, accumulation: int) -> None:
     """Measured in the hooks, decided in `step()`."""
     decided = []
 
@@ -110,7 +111,7 @@ def test_adaptive_policies_measure_and_decide_alike(policy: Any, dtype: torch.dt
         optimizer.register_step_post_hook(lambda *_: decided.append(dict(optimizer._controller.decisions)))
         return optimizer
 
-    check(make, dtype, 1)
+    check(make, dtype, accumulation)
     plain, released = decided[:STEPS], decided[STEPS:]
     assert plain == released
     assert any(state.old != state.new for decisions in plain for d in decisions.values() for state in d.states)

@@ -42,6 +42,9 @@ class PolicyDriven(torch.optim.Optimizer):
     STATES: ClassVar[Mapping[str, bool]]
     """Names of the states, and whether they hold negative values."""
 
+    PLAIN_BITS: ClassVar[int] = 4
+    """Fewest bits that adaptive policies give a signed state which cannot prepay."""
+
     def ledger(self) -> Ledger:
         """Return what every state of every parameter costs now, in bytes and bits."""
         return Ledger(list(self._rows()))
@@ -131,7 +134,7 @@ class PolicyDriven(torch.optim.Optimizer):
 
     def _facts(self, entry: Named) -> ParameterFacts:
         prepays = self._prepays(entry.group) and rounding_of(entry).keeps_small_changes
-        return ParameterFacts(tuple(entry.param.shape), entry.param.dtype, prepays)
+        return ParameterFacts(tuple(entry.param.shape), entry.param.dtype, prepays, self.PLAIN_BITS)
 
     def _pools(self, groups: Sequence[dict[str, Any]] | None = None, with_states: bool = False) -> list[Pool]:
         """Return who shares a budget: the parameters that have states, or are to have them, too."""

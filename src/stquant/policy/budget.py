@@ -132,7 +132,7 @@ class _Adapting:
             signed: Whether the state holds negative values.
             lowest: Include 0 bits for a non-negative state: its block means only.
         """
-        least = (2 if facts.prepays else 4) if signed else (0 if lowest else 1)
+        least = (2 if facts.prepays else facts.plain_bits) if signed else (0 if lowest else 1)
         return _ladder(least, signed, self.block)
 
     def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:

@@ -17,11 +17,13 @@ class ParameterFacts:
         shape: Shape of the whole parameter, not of a rank's part.
         dtype: Its dtype.
         prepays: Whether its optimizer and its weights can take what a format rounds away at once.
+        plain_bits: Fewest bits in which a signed state trains if it does not prepay.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     prepays: bool = True
+    plain_bits: int = 4
 
 
 @dataclass(frozen=True, slots=True)
