@@ -3,7 +3,7 @@
 A decision's share is the CPU time by which steps that measure and decide exceed the median of the
 steps around them, over the median steps of training (forward and backward included): of `EVERY`
 steps, and of a whole run, whose first decisions come earlier. What an adaptive policy costs in a
-step without a decision is the median difference to the optimizer steps of a fixed policy of the same
+step without a decision is the difference of medians to the optimizer steps of a fixed policy of the same
 formats, taken in turn. Writes results/adaptive.json.
 Run: python benchmarks/adaptive.py
 """
@@ -82,13 +82,13 @@ def between(model: str) -> float:
     adaptive = make(stquant.Budget(bits=3.0, every=10 * PAIRS))
     packed = {row.state: row.format for row in adaptive.ledger().rows if not row.reason and row.state.startswith("exp")}
     pair = (adaptive, make(stquant.Fixed(**packed)))
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(PAIRS):
-        for optimizer, taken in zip(pair, times, strict=True):
+    times: dict[int, list[float]] = {0: [], 1: []}
+    for number in range(PAIRS):
+        for place in (number % 2, 1 - number % 2):  # who comes first pays for cold caches
             start = time.process_time()
-            optimizer.step()
-            taken.append(time.process_time() - start)
-    return statistics.median(a - b for a, b in zip(*times, strict=True))
+            pair[place].step()
+            times[place].append(time.process_time() - start)
+    return statistics.median(times[0]) - statistics.median(times[1])
 
 
 def allocation(states: int) -> dict[str, Any]:

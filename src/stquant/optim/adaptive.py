@@ -36,6 +36,8 @@ from stquant.storage.packed import PackedState
 FADE = 0.5
 """Share of a remembered damage that is left at the next decision; a larger new one replaces it."""
 
+_LARGEST = torch.finfo(torch.float32).max
+
 Live = Mapping[Tensor, dict[str, Any]]
 """The states of an optimizer by parameter."""
 
@@ -252,15 +254,17 @@ def _decide(pool: Pool, live: Live, measured: Mapping[int, Measured], step: int)
 
 def _remember_(control: Tensor, measured: Measured | None) -> None:
     """Take damages where they are larger than what is left of the remembered ones; count the decision."""
-    age = float(control[AGE])
+    old = control.tolist()
+    kept, age = old, old[AGE]
     if measured is not None:
-        new = torch.zeros_like(control)
+        new = [0.0] * len(old)
         for name, damage in zip(measured.formats, measured.damage(), strict=True):
             new[WIDTHS.index(catalog.get(name).bits)] = damage
         new[MOVED] = measured.moved()
-        control.copy_(torch.maximum(new.clamp(max=torch.finfo(torch.float32).max), control * FADE))
+        kept = [max(min(value, _LARGEST), FADE * before) for value, before in zip(new, old, strict=True)]
         age = float(transition.REST) if age < 0 else age
-    control[AGE] = age + 1 if age >= 0 else age
+    kept[AGE] = age + 1 if age >= 0 else age
+    control.copy_(torch.tensor(kept, dtype=torch.float32))
 
 
 def _table(seats: Sequence[Seat], live: Live) -> Table:

@@ -66,7 +66,7 @@ class Table:
         return int(self.bytes.gather(1, choice[:, None]).sum())
 
 
-def within_bytes(table: Table, budget: int) -> Tensor:
+def within_bytes(table: Table, budget: int, hull: Hull | None = None) -> Tensor:
     """Choose the formats that do the least damage within a budget.
 
     The total damage is within one increment of one state of the best possible, and the best
@@ -75,6 +75,7 @@ def within_bytes(table: Table, budget: int) -> Tensor:
     Args:
         table: The states.
         budget: Bytes allowed.
+        hull: That of the table, if it is known.
 
     Returns:
         int64 `[states]`: the column of each state.
@@ -84,22 +85,23 @@ def within_bytes(table: Table, budget: int) -> Tensor:
     """
     if table.least > budget:
         raise BudgetError(f"{budget:,} bytes were allowed, the smallest formats take {table.least:,}")
-    hull = Hull.of(table)
+    hull = hull or Hull.of(table)
     start = torch.zeros(len(table.bytes), dtype=torch.int64)
     return hull.fill(start, budget - table.least)
 
 
-def within_damage(table: Table, damage: float) -> Tensor:
+def within_damage(table: Table, damage: float, hull: Hull | None = None) -> Tensor:
     """Choose the fewest bytes whose damage, along the hull, stays within a limit.
 
     Args:
         table: The states.
         damage: Total damage allowed. If even the largest formats do more, they are chosen.
+        hull: That of the table, if it is known.
 
     Returns:
         int64 `[states]`: the column of each state.
     """
-    hull = Hull.of(table)
+    hull = hull or Hull.of(table)
     unit = float(table.damage.amax()) * len(table.damage) / _DAMAGE_UNITS if table.damage.numel() else 0.0
     if unit == 0.0:
         return torch.zeros(len(table.bytes), dtype=torch.int64)

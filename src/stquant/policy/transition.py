@@ -53,8 +53,8 @@ def plan(table: Table, current: Tensor, resting: Tensor, limit: int | None, dama
     held = _held(table, current, resting)
     if limit is not None and held.least > limit:
         held, resting = table, torch.zeros_like(resting)
-    target = within_damage(held, damage) if limit is None else within_bytes(held, limit)
     hull = Hull.of(held)
+    target = within_damage(held, damage, hull) if limit is None else within_bytes(held, limit, hull)
     price = _next_price(hull, target)
     choice = _damped(hull, current, target, price)
     if limit is None:
