@@ -15,7 +15,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Builds the wheel and tries it in an environment that has no other copy of the package; torch and
 # the like come from $(VENV), whose .pth files do not count there.

@@ -49,8 +49,14 @@ SMALL = [(64, 128), (128,), (5,), (40, 3), (64, 129)] * 1000
 """5,000 tensors: two packed kinds, with whole and with short blocks, and plain ones of both kinds."""
 
 
-@pytest.mark.parametrize(("shapes", "tensors", "most"), [(gpt(12, 128), 148, 2), (SMALL, 5000, 4)], ids=["148", "5000"])
-@pytest.mark.parametrize("make", [stquant.AdamW, stquant.SGD, stquant.Lion])
+@pytest.mark.parametrize(
+    ("make", "shapes", "tensors", "most"),
+    [
+        *((make, gpt(12, 128), 148, 2) for make in (stquant.AdamW, stquant.SGD, stquant.Lion)),
+        (stquant.AdamW, SMALL, 5000, 4),
+    ],
+    ids=["AdamW-148", "SGD-148", "Lion-148", "AdamW-5000"],
+)
 def test_a_step_is_one_launch_per_combination(make, shapes, tensors: int, most: int, launches) -> None:
     """A combination is formats, dtypes, and whether rows are made of whole blocks."""
     options = {"momentum": 0.9} if make is stquant.SGD else {}
