@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stquant.codecs.blocks import Box, Grid
 from stquant.kernels import cpu, reference
 from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Rule, SGDRule
+from stquant.storage.packed import PackedState
 from tests.cases import NON_NEGATIVE, SIGNED
 from tests.parity import helpers
 from tests.parity.helpers import ADAMW, Case
@@ -111,9 +113,6 @@ def test_what_overflows_does_not_count() -> None:
 
 def test_a_sharded_part_is_measured_alike() -> None:
     """A box that holds some of the sampled rows, at places that lie a stride apart."""
-    from stquant.codecs.blocks import Box, Grid
-    from stquant.storage.packed import PackedState
-
     whole, half = (60, 160), (30, 160)
     generator = torch.Generator().manual_seed(0)
     for start in ((0, 0), (30, 0)):
@@ -124,6 +123,7 @@ def test_a_sharded_part_is_measured_alike() -> None:
         }
         grad = torch.randn(half, generator=generator)
         item = Item(torch.randn(half, generator=generator), grad, states, None, False, 7, 1, grid.box)
+        reference.adam_step_([replace(item, step=6)], ADAMW)
         candidates = CANDIDATES[AdamRule]
         assert cpu.why_not_measured(item, candidates) is None
         assert torch.equal(cpu.measure([item], ADAMW, candidates), reference.measure([item], ADAMW, candidates))

@@ -197,8 +197,13 @@ def _by_device(host: Operations) -> Operations:
         return step_
 
     def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor:
-        parts = [of(item.param).measure([item], rule, candidates) for item in items]
-        return torch.cat(parts)
+        found: dict[int, Tensor] = {}
+        for on_gpu in (True, False):
+            part = [position for position, item in enumerate(items) if item.param.is_cuda == on_gpu]
+            if part:
+                chosen = [items[position] for position in part]
+                found |= zip(part, of(chosen[0].param).measure(chosen, rule, candidates), strict=True)
+        return torch.stack([found[position] for position in range(len(items))])
 
     return Operations(
         "by device",

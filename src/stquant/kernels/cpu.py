@@ -285,6 +285,7 @@ def _state_fields(item: Item, name: str, seed: int) -> tuple[int, ...]:
         return _ABSENT
     if isinstance(state, Tensor):
         return (state.data_ptr(), 0, 1, 0, 0, 0, 0, 0, 0)
+    # What is measured rounds to formats that draw, also where the present one does not.
     drawn = not state.format.signed
     return _packed_fields(state, rounding.key(seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0)
 
@@ -341,7 +342,7 @@ def _lion_constants(rule: LionRule, step: int) -> tuple[float, ...]:
 
 
 class _Step(NamedTuple):
-    """How the items of one rule become records."""
+    """How the items of one rule become records; `number` is that of `Rules` in `csrc/layout.h`."""
 
     number: int
     native: str

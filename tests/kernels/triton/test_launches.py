@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import pytest
 import torch
 
@@ -124,3 +127,22 @@ def test_with_a_gpu_each_tensor_finds_its_kernels(monkeypatch: pytest.MonkeyPatc
     backend._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="slow reference kernels on the GPU"):
         assert backend._gpu() is backend.REFERENCE
+
+
+def test_with_a_gpu_measures_come_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device is asked once, for all that it holds."""
+    asked: list[int] = []
+
+    def answering(value: int):
+        def measure(part, rule, candidates) -> torch.Tensor:
+            asked.append(len(part))
+            return torch.full((len(part), 1, 32), value)
+
+        return measure
+
+    monkeypatch.setattr(backend, "_gpu", lambda: dataclasses.replace(backend.REFERENCE, measure=answering(7)))
+    by_device = backend._by_device(dataclasses.replace(backend.REFERENCE, measure=answering(3)))
+    on_cpu = types.SimpleNamespace(param=torch.empty(0))
+    found = by_device.measure([OnGpu(), on_cpu, OnGpu()], None, {})  # type: ignore[list-item, arg-type]
+    assert found[:, 0, 0].tolist() == [7, 3, 7]
+    assert asked == [2, 1]
