@@ -135,3 +135,27 @@ def test_peak_on_cuda() -> None:
         optimizer.step()
     assert peak.each.gradients == 2 * count
     assert all(most >= peak.together.total for most in peak.allocated.values())
+
+
+def test_a_tensor_made_of_others_counts_with_those() -> None:
+    """Other packages keep quantized states as such tensors; their own storage is empty."""
+
+    class Halves(torch.Tensor):
+        codes: torch.Tensor
+        scale: torch.Tensor
+
+        @staticmethod
+        def __new__(cls: type[Halves], codes: torch.Tensor, scale: torch.Tensor) -> Halves:
+            made: Halves = torch.Tensor._make_wrapper_subclass(cls, (2 * codes.numel(),), dtype=torch.float32)
+            made.codes, made.scale = codes, scale
+            return made
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["codes", "scale"], None
+
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            raise NotImplementedError
+
+    codes, scale = torch.zeros(100, dtype=torch.uint8), torch.zeros(3)
+    assert held_bytes([Halves(codes, scale), scale]) == 100 + 12

@@ -51,6 +51,8 @@ class Run:
         seed: Of the initial weights and the order of the data.
         steps: Steps of the whole run; the workload's own number if None.
         dtype: Of the parameters.
+        evaluations: How many of the sixteen measurements of the held-out loss are made, the last
+            ones; at least the four that the final loss is the mean of.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Run:
         seed: int = 0,
         steps: int | None = None,
         dtype: torch.dtype = torch.float32,
+        evaluations: int = EVALUATIONS,
     ) -> None:
         torch.manual_seed(seed)
         self.workload = workload
@@ -73,11 +76,12 @@ class Run:
         self.curve = Curve()
         self._validation = [_to(batch, dtype) for batch in workload.validation()]
         self._dtype = dtype
+        self._every = max(1, self.steps // EVALUATIONS)
+        self._first = self.steps - evaluations * self._every + 1
 
     def train(self) -> Iterator[float]:
         """Take the remaining steps; yields the training loss of each."""
         self.model.train()
-        every = max(1, self.steps // EVALUATIONS)
         while self.done < self.steps:
             batch = _to(self.workload.batch(self.seed, self.done), self._dtype)
             self.optimizer.zero_grad()
@@ -85,7 +89,7 @@ class Run:
             self.optimizer.step()
             self.schedule.step()
             self.done += 1
-            if self.done % every == 0 or self.done == self.steps:
+            if self.done >= self._first and (self.done % self._every == 0 or self.done == self.steps):
                 self.curve.steps.append(self.done)
                 self.curve.losses.append(self.evaluate())
             yield loss

@@ -8,12 +8,14 @@ CUDA, `peak` reports its figure beside.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,11 @@ def _parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tens
 def held_bytes(tensors: Any) -> int:
     """Return the bytes of the storages behind tensors; shared and viewed ones count once and whole.
 
-    A distributed tensor counts with its local part, a tensor without memory not at all.
+    A tensor that is made of others counts with those: a distributed one with its local part, a
+    quantized one of another package with its codes and scales. A tensor without memory does not count.
     """
     storages = {}
-    for tensor in tensors:
-        local = getattr(tensor, "_local_tensor", tensor)
+    for local in itertools.chain.from_iterable(map(_plain, tensors)):
         storage = local.untyped_storage()
         if local.device.type == "meta":
             # Storages on the meta device have no address, only an identity.
@@ -155,6 +157,16 @@ def held_bytes(tensors: Any) -> int:
         elif storage.nbytes() and (local.data_ptr() or not local.numel()):
             storages[local.device, storage.data_ptr()] = storage  # held, so that no other one takes its place
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def _plain(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors with memory of their own that a tensor is made of; mostly itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

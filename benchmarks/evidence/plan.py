@@ -1,0 +1,133 @@
+"""What is run, and what would count as a result: fixed before the runs of the seeds below.
+
+Learning rates and the tuned b1 come from `tuning`, which uses a seed of its own. A contender is
+non-inferior on a workload if the upper bound of its mean gap to fp32 AdamW, over paired seeds and at
+the confidence below, lies under `MARGIN` times the standard deviation of fp32 AdamW over seeds. It
+is better or worse if the two-sided interval of the same confidence leaves out zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+YARDSTICK = "torch AdamW"
+SEEDS = (101, 102, 103, 104, 105)
+TUNING_SEED = 91
+MARGIN = 0.5
+CONFIDENCE = 0.95
+
+MAIN = ("gpt2", "vit", "clip")
+PEAKS = {"gpt2": (1e-3, 2e-3, 4e-3, 8e-3), "vit": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), "clip": (5e-4, 1e-3, 2e-3, 4e-3)}
+"""Learning rates among which fp32 AdamW's best was looked for."""
+
+MAIN_ROWS = (YARDSTICK, "torch NAdam", "adaptive", "2+1 bits", "2+0 bits", "bitsandbytes 8-bit", "torchao 4-bit")
+"""Rows that run on all seeds."""
+
+OTHER_ROWS = (
+    "torch AdamW, bf16",
+    "quasi-hyperbolic Adam",
+    "torch AdamW, tuned b1",
+    "torchao 8-bit",
+    "torchao FP8",
+    "flash8 recipe",
+    "solo42 recipe",
+    "Adafactor",
+    "Adam-mini",
+    "bitsandbytes Lion 8-bit",
+    "3+1 bits",
+    "4 bits",
+    "budget 1.5 bits",
+    "budget 2 bits",
+    "budget 3 bits",
+    "budget 5 bits",
+    "space only",
+    "time only",
+    "2+1 bits, bf16, 8-bit residual",
+    "2+1 bits, bf16, 4-bit residual",
+    "flashoptim",
+    "SOLO",
+)
+"""Rows that run on the first two seeds."""
+
+OURS_AND_RIVALS = (YARDSTICK, "adaptive", "2+0 bits", "torchao 4-bit")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: names of a workload and a contender, and a seed."""
+
+    workload: str
+    contender: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One file of results.
+
+    Attributes:
+        question: What it is to answer.
+        parts: Workloads, contenders and seeds; every combination within a part is run.
+        minutes: Of one core, about.
+    """
+
+    question: str
+    parts: Sequence[tuple[Sequence[str], Sequence[str], Sequence[int]]]
+    minutes: int
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield the runs, all contenders of a seed before the next seed."""
+        found = {
+            Cell(w, c, s)
+            for workloads, contenders, seeds in self.parts
+            for w in workloads
+            for c in contenders
+            for s in seeds
+        }
+        order = {cell: i for i, cell in enumerate(self._in_order())}
+        yield from sorted(found, key=lambda cell: (cell.seed, order[cell]))
+
+    def _in_order(self) -> Iterator[Cell]:
+        for workloads, contenders, seeds in self.parts:
+            for contender in contenders:
+                for workload in workloads:
+                    yield from (Cell(workload, contender, seed) for seed in seeds)
+
+
+FILES = {
+    "tuning": Evidence(
+        "Which learning rate, and which b1, is best for fp32 AdamW?",
+        [
+            *([(tuple(f"{name}@{lr:g}" for lr in PEAKS[name]), (YARDSTICK,), (TUNING_SEED,)) for name in MAIN]),
+            (MAIN, ("torch AdamW, b1 0.5", "torch AdamW, b1 0.8"), (TUNING_SEED,)),
+        ],
+        minutes=6,
+    ),
+    "quality": Evidence(
+        "How far is each contender from fp32 AdamW at its best learning rate, and at how many bytes?",
+        [(MAIN, MAIN_ROWS, SEEDS), (MAIN, OTHER_ROWS, SEEDS[:2])],
+        minutes=80,
+    ),
+    "stress": Evidence(
+        "Does it hold where low precision could break?",
+        [
+            (
+                ("large batch", "peak x8", "spikes", "rare rows", "switch", "long"),
+                (YARDSTICK, "adaptive", "2+1 bits", "2+0 bits"),
+                SEEDS[:2],
+            )
+        ],
+        minutes=30,
+    ),
+    "sizes": Evidence(
+        "How does the gap move with the size of the model?",
+        [(("gpt2-0.3M", "gpt2-1M", "gpt2-3M", "gpt2-10M"), OURS_AND_RIVALS, SEEDS[:2])],
+        minutes=30,
+    ),
+    "finetune": Evidence(
+        "Does a pretrained model fine-tune as with fp32 AdamW?",
+        [(("minilm",), (YARDSTICK, "adaptive", "2+1 bits", "2+0 bits", "bitsandbytes 8-bit"), SEEDS[:2])],
+        minutes=12,
+    ),
+}
