@@ -153,6 +153,10 @@ def test_a_tensor_made_of_others_counts_with_those() -> None:
         def __tensor_flatten__(self) -> tuple[list[str], None]:
             return ["codes", "scale"], None
 
+        @staticmethod
+        def __tensor_unflatten__(parts: dict[str, torch.Tensor], *_: Any) -> Halves:
+            return Halves(parts["codes"], parts["scale"])
+
         @classmethod
         def __torch_dispatch__(cls, *_: Any) -> Any:
             raise NotImplementedError
