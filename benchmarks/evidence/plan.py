@@ -8,6 +8,7 @@ is better or worse if the two-sided interval of the same confidence leaves out z
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,22 +78,12 @@ class Evidence:
     minutes: int
 
     def cells(self) -> Iterator[Cell]:
-        """Yield the runs, all contenders of a seed before the next seed."""
-        found = {
-            Cell(w, c, s)
-            for workloads, contenders, seeds in self.parts
-            for w in workloads
-            for c in contenders
-            for s in seeds
-        }
-        order = {cell: i for i, cell in enumerate(self._in_order())}
-        yield from sorted(found, key=lambda cell: (cell.seed, order[cell]))
-
-    def _in_order(self) -> Iterator[Cell]:
+        """Yield the runs, part by part; within a part, all contenders of a seed before the next seed."""
+        found: dict[Cell, None] = {}
         for workloads, contenders, seeds in self.parts:
-            for contender in contenders:
-                for workload in workloads:
-                    yield from (Cell(workload, contender, seed) for seed in seeds)
+            for seed, contender, workload in itertools.product(seeds, contenders, workloads):
+                found[Cell(workload, contender, seed)] = None
+        yield from found
 
 
 FILES = {
