@@ -1,7 +1,8 @@
 """Fills the generated tables of README.md and docs/ from recorded measurements and the catalogue.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Run: make tables; with --check
-nothing is written and the exit status says whether anything would change.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a number of the prose between
+`<!-- value: RECORD PATH FORMAT -->` and `<!-- end -->`, for example `demo rows optimizer=nadam gap +.4f`.
+Run: make tables; with --check nothing is written and the exit status says whether anything would change.
 """
 
 import functools
@@ -19,6 +20,7 @@ from stquant.report.formats import describe
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: ([^>]+) -->)[^<]*(<!-- end -->)")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -397,9 +399,28 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def value(query: str) -> str:
+    """Return one number of a record as text.
+
+    Args:
+        query: Name of the record, keys that lead to the number, and its format, separated by
+            blanks, with underscores for blanks within; "key=value" picks the one entry of a list.
+    """
+    name, *path, form = query.split()
+    found: Any = load(name)
+    for part in path:
+        key, equals, wanted = part.partition("=")
+        if equals:
+            (found,) = [entry for entry in found if str(entry[key]).replace(" ", "_") == wanted]
+        else:
+            found = found[key]
+    return f"{found:{form}}".replace("%", " %")
+
+
 def fill(text: str) -> str:
-    """Return a document with its tables made anew."""
-    return BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+    """Return a document with its tables and its numbers made anew."""
+    text = BLOCK.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
+    return VALUE.sub(lambda match: match[1] + value(match[2]) + match[3], text)
 
 
 def main() -> None:
