@@ -9,10 +9,10 @@ static STQ_INLINE void chunk_at(const Grid& grid, int64_t first, int64_t last, C
   chunk.first = first, chunk.block = block;
   if ((grid.row & (block - 1)) == 0 && !grid.run) {
     chunk.blocks = blocks, chunk.full = true;
-    for (int b = 0; b < blocks; ++b) {
-      chunk.element[b] = (first + b) * block, chunk.index[b] = grid.origin + chunk.element[b];
-      chunk.lane[b] = (first + b) * (block / kCodesPerLane);
-      chunk.count[b] = block;
+    int64_t element = first * block, lane = element / kCodesPerLane;
+    for (int b = 0; b < blocks; ++b, element += block, lane += block / kCodesPerLane) {
+      chunk.element[b] = element, chunk.index[b] = grid.origin + element;
+      chunk.lane[b] = lane, chunk.count[b] = block;
     }
     return;
   }

@@ -70,8 +70,9 @@ struct MulawCurve {
     const F biased = absolute(value) * stretch + 1.5f;
     const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
     const Int<F> magnitude = smaller(rounded, sign_bit - 1);
-    const Int<F> sign = as<Int<F>>(as<Word<F>>(value) >> (32 - bits));
-    return magnitude | (sign & only(magnitude > 0, sign_bit));
+    // A negative magnitude has ones in all upper bits, and zero has no sign.
+    const Int<F> number = signed_as(magnitude, as<Int<F>>(value));
+    return magnitude | (as<Int<F>>(as<Word<F>>(number) >> (32 - bits)) & sign_bit);
   }
 };
 
@@ -81,7 +82,7 @@ struct LogCurve {
   static constexpr bool symmetric = false;
   float scale, inverse;
   Count shift;
-  uint32_t lowest, half;  // pattern of the lowest level, and of half a step
+  uint32_t lowest, half, last;  // pattern of the lowest level, of half a step, and of the last before a step
   uint32_t base, field;  // what is added to a code in its place, and that place
 
   // A block whose mean counts as zero has the mean itself for all values.
@@ -89,7 +90,9 @@ struct LogCurve {
     const uint32_t lowest = uint32_t(kOne + int32_t(state.lo) * (1 << kMantissa));
     const int32_t shift = kMantissa + int32_t(state.log2_step);
     const bool flat = scale < kTiny;
-    return {scale, reciprocal(scale), count_of(shift), lowest, 1u << (shift - 1), flat ? uint32_t(kOne) : lowest, flat ? 0u : ((1u << bits) - 1) << shift};
+    return {scale, reciprocal(scale), count_of(shift),
+            lowest, 1u << (shift - 1), lowest + (1u << shift) - 1,
+            flat ? uint32_t(kOne) : lowest, flat ? 0u : ((1u << bits) - 1) << shift};
   }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
@@ -101,8 +104,10 @@ struct LogCurve {
     // Sums of unsigned words may wrap, as those of the reference do.
     const Word<F> pattern = as<Word<F>>(value * inverse);
     if constexpr (kStochastic) {
+      const Word<F> drawn = shifted_down(random, 32 - shift);
+      if constexpr (bits == 1) return -minus(as<Int<F>>(drawn) > as<Int<F>>(last - pattern));
       const Word<F> above = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
-      return smaller(shifted_down(as<Int<F>>(above + shifted_down(random, 32 - shift)), shift), (1 << bits) - 1);
+      return smaller(shifted_down(as<Int<F>>(above + drawn), shift), (1 << bits) - 1);
     }
     if constexpr (bits == 1) return only(as<Int<F>>(pattern - lowest) >= int32_t(half), 1);
     const Int<F> raised = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));

@@ -15,7 +15,7 @@ struct Buffers {
   bool bad[kBuffer];  // elements that must not reach a packed state
 };
 
-constexpr int kAhead = 1536;  // bytes: three blocks of 128, as far as measurements favour
+constexpr int kAhead = 2560;  // bytes: a chunk and a block of 128, as far as measurements favour
 
 // The gradients and weights of later blocks, fetched while one is worked on.
 struct Ahead {

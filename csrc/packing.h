@@ -25,6 +25,11 @@ struct Lane {
   STQ_INLINE void put(Int<F> code) {
     if constexpr (bits == 0) return;
     constexpr int at = bits * j / 32, shift = bits * j % 32;
+    if constexpr (bits == 1) {
+      // A code of one bit comes from a comparison, whose mask is its negative.
+      word[0] |= as<Word<F>>(-code) & (1u << j);
+      return;
+    }
     word[at] |= as<Word<F>>(code) << shift;
     if constexpr (shift + bits > 32) word[at + 1] |= as<Word<F>>(code) >> (32 - shift);
   }

@@ -2,13 +2,15 @@
 //
 // Included inside the namespace of one instruction set, after packing.h.
 
-// 32 random bits for the elements of a run; see codecs/rounding.py. The upper half of an element's
-// index is a constant here, so a run must not pass a multiple of 2^32.
+// 32 random bits for the elements of a run; see codecs/rounding.py. All bits of an index but the
+// lowest 16 are constants here, and so is what the first shift makes of them; so a run must not pass
+// a multiple of 2^16.
 struct Noise {
   uint32_t low, flip, add;
 
   static STQ_INLINE Noise of(uint64_t key, int64_t first) {
-    return {uint32_t(first), uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key), uint32_t(key >> 32)};
+    const uint32_t low = uint32_t(first), flip = uint32_t(uint64_t(first) >> 32) * 0x9E3779B1u ^ uint32_t(key);
+    return {low, flip ^ ((low ^ flip) >> 16), uint32_t(key >> 32)};
   }
   // Lower halves of the indices from the first on, and the bits of elements by theirs.
   template <class W>
@@ -17,18 +19,17 @@ struct Noise {
   }
   template <class W>
   STQ_INLINE W draw(W index) const {
-    W x = index ^ flip;
-    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    W x = (index ^ flip) * 0x21F0AAADu;
     x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
     return x ^ (x >> 15);
   }
 };
 
-// Whether the elements [first, first + count) pass a multiple of 2^32.
-static STQ_INLINE bool wraps(int64_t first, int64_t count) { return (first ^ (first + count - 1)) >> 32; }
+// Whether the elements [first, first + count) pass a multiple of 2^16.
+static STQ_INLINE bool wraps(int64_t first, int64_t count) { return (first ^ (first + count - 1)) >> 16; }
 
 static void draw(uint64_t key, int64_t first, int count, uint32_t* out) {
-  const int before = wraps(first, count) ? int((uint64_t(1) << 32) - (uint64_t(first) & 0xFFFFFFFFu)) : count;
+  const int before = wraps(first, count) ? (1 << 16) - int(first & 0xFFFF) : count;
   const Noise noise = Noise::of(key, first), rest = Noise::of(key, first + before);
   const auto fill = [](const Noise& from, uint32_t* to, int n) __attribute__((always_inline)) {
     each(n, [&](int i, auto like) __attribute__((always_inline)) {

@@ -158,6 +158,17 @@ static STQ_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 static STQ_INLINE Ints smaller(Ints a, int32_t b) { return smaller(a, Ints{} + b); }
 static STQ_INLINE Ints larger(Ints a, int32_t b) { return larger(a, Ints{} + b); }
 
+// `x` with the sign of `like`; only 0 may be given that of 0.
+static STQ_INLINE int32_t signed_as(int32_t x, int32_t like) { return like < 0 ? -x : x; }
+static STQ_INLINE Ints signed_as(Ints x, Ints like) {
+#if defined(__AVX2__)
+  return __builtin_ia32_psignd256(x, like);
+#else
+  const Ints sign = like >> 31;
+  return (x ^ sign) - sign;
+#endif
+}
+
 // Cuts what is above `bound`; NaN passes.
 static STQ_INLINE Floats cut_above(Floats x, Floats bound) {
 #if defined(__AVX2__)

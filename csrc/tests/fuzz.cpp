@@ -104,13 +104,13 @@ static Packed packed(const Grid& grid, bool is_signed) {
   return below(2) ? Packed(grid, kDynamic, kDynamics[below(3)]) : Packed(grid, kMulaw, kMulaws[below(4)]);
 }
 
-// Often a part of a larger parameter, sometimes at the end of the indices' lower half.
+// Often a part of a larger parameter, sometimes where the upper bits of an index change.
 static Grid grid() {
   Grid g{1 + below(3), 1 + below(below(8) ? 160 : 1500), int64_t(32) << below(6)};
   if (below(2)) g.block = 128;
   if (below(4) == 0) g.row = 128 * (1 + below(10));
   if (below(2)) return g;
-  g.origin = below(2) ? below(5000) : (int64_t(1) << 32) - below(3000);
+  g.origin = below(2) ? below(5000) : (int64_t(1) << (below(2) ? 16 : 32)) - below(3000);
   if (below(2)) g.pitch = g.row + below(500), g.run = 1 + below(3), g.jump = g.pitch * (g.run + below(3));
   return g;
 }
