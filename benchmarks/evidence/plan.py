@@ -98,7 +98,7 @@ FILES = {
     "quality": Evidence(
         "How far is each contender from fp32 AdamW at its best learning rate, and at how many bytes?",
         [(MAIN, MAIN_ROWS, SEEDS), (MAIN, OTHER_ROWS, SEEDS[:2])],
-        minutes=80,
+        minutes=90,
     ),
     "stress": Evidence(
         "Does it hold where low precision could break?",
