@@ -17,6 +17,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -47,7 +49,9 @@ OTHERS = {
 }
 
 
-SLOW = 5
+PACKAGES = ("deepspeed", "torchao", "bitsandbytes")
+
+SLOW = 2.5
 """Times torch's fused step beyond which two turns will do."""
 
 
@@ -152,6 +156,7 @@ def measure(steps: Steps, rounds: int, elements: int) -> list[dict[str, object]]
             "fastest": round(min(values), 3),
             "ratio": round(statistics.median(values) / base, 3),
             "ratio_of_fastest": round(min(values) / min(times["torch fused"]), 3),
+            "turns": len(values),
         }
         for name, values in times.items()
     ]
@@ -179,6 +184,7 @@ def main() -> None:
         "processor": processor(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
+        **{name: version(name) for name in PACKAGES if find_spec(name)},
         "clock": "CPU time of the process",
         "rounds": options.rounds,
     }

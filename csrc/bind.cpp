@@ -37,14 +37,18 @@ static std::vector<T> array_of(nb::bytes bytes) {
 
 static std::vector<Item> read(nb::bytes records) {
   std::vector<Item> items = array_of<Item>(records);
-  for (const Item& item : items) {
+  for (Item& item : items) {
     const int64_t block = item.grid.block, bits = item.residual_bits;
     if (block < kMinBlock || block > kMaxBlock || block & (block - 1))
       throw std::invalid_argument("block is not a power of two between 32 and 1024");
     if (item.grid.rows < 0 || item.grid.row < 1) throw std::invalid_argument("a grid has no elements");
     if (item.grid.run < 0) throw std::invalid_argument("a grid has a run of less than no rows");
     if (bits < 0 || (bits > 8 && bits != 16)) throw std::invalid_argument("residual bits are 0 to 8, or 16");
-    for (const State& state : item.states) check_state(state);
+    for (State& state : item.states) {
+      check_state(state);
+      state.key = step_key(state.key, item.step);
+    }
+    item.key = step_key(item.key, item.step);
   }
   return items;
 }

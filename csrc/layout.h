@@ -37,7 +37,7 @@ struct State {
   float* scales;  // one per block
   int64_t family, bits, stochastic, prepay;
   int64_t lo, log2_step;  // octaves of LOG
-  uint64_t key;           // of the random numbers
+  uint64_t key;           // of the random numbers: all steps' in a record, one step's in a kernel
 
   bool packed() const { return family > kPlain; }
 };
@@ -51,11 +51,20 @@ struct Item {
   uint8_t* residual;
   int64_t residual_bits;
   int64_t stochastic;  // rounding of a 16-bit weight
-  uint64_t key;        // of its random numbers
+  uint64_t key;        // of its random numbers, as that of a state
   int64_t maximize;
   State states[3];
+  int64_t step;
   double constants[9];  // fp32 values and flags, in the order of the rule
 };
+
+// The key of one step; see codecs/rounding.py.
+inline uint64_t step_key(uint64_t key, int64_t step) {
+  uint64_t x = (key ^ uint64_t(step)) + 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
 
 // Sums over a state; see kernels/reference/stats.py.
 constexpr int kEnergyBins = 32;

@@ -1,4 +1,4 @@
-// Random cases over packing, random numbers, transfers and steps, with a fixed seed.
+// Random cases over packing, random numbers, transfers, steps and measurements, with a fixed seed.
 //
 // Buffers are heap blocks of exactly the size that a case needs, so that the address sanitizer sees
 // every stray access; results are compared with the plainest code that can be written here. The
@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <vector>
 
 #include "../layout.h"
 
@@ -206,24 +207,65 @@ static void steps(long number) {
   for (int i = 0; i < 9; ++i) item.constants[i] = constants[i];
   // In two ranges, as two threads would.
   const int64_t cut = below(int(g.blocks()) + 1);
-  adam_range(item, cut, g.blocks());
-  adam_range(item, 0, cut);
+  const RangeKernel rules[] = {adam_range, sgd_range, lion_range};
+  const RangeKernel step = rules[below(2) ? 0 : below(3)];
+  step(item, cut, g.blocks());
+  step(item, 0, cut);
   for (int64_t i = 0; i < g.blocks(); ++i)
     require(!item.states[1].packed() || second.scales[i] == second.scales[i], "a mean is NaN", number);
   first.add_all(), second.add_all(), add_bytes(residual.get(), bytes), add_tensor(weight.get(), dtype, elements);
   for (const auto& plain : {&plain_first, &plain_second, &maximum}) add_floats(plain->get(), elements);
 }
 
+// The energies of some formats, over some blocks of some rows, for one of the rules.
+static void measurements(long number) {
+  const Grid g = grid();
+  const Rules rule = Rules(below(3));
+  const int64_t elements = g.rows * g.row;
+  const int dtype = below(3);
+  Packed first = packed(g, true), second = packed(g, false);
+  Buffer<uint8_t> weight(new uint8_t[elements * 4]), grad(new uint8_t[elements * 4]);
+  for (int64_t i = 0; i < elements * 4; ++i) weight[i] = uint8_t(next()), grad[i] = uint8_t(next());
+  Item item{};
+  item.grid = g, item.maximize = below(2);
+  item.weight = weight.get(), item.weight_dtype = dtype, item.grad = grad.get(), item.grad_dtype = below(3);
+  item.states[0] = first.state, item.states[1] = second.state;
+  const double constants[9] = {0.9f, 0.1f, 0.999f, 0.001f, 0.9999f, below(2) ? 0.01f : 0.0f, 1e-3f, 9e-3f, 1e-8f};
+  for (int i = 0; i < 9; ++i) item.constants[i] = constants[i];
+
+  Candidates candidates{rule == kAdam ? 2 : 1, {}, nullptr};
+  std::vector<State> formats;
+  int64_t energies = 6;
+  for (int s = 0; s < candidates.states; ++s) {
+    candidates.count[s] = below(4), energies += 4 + 4 * candidates.count[s];
+    for (int f = 0; f < candidates.count[s]; ++f) {
+      formats.push_back(packed(g, s == 0).state);
+      formats.back().data = formats.back().scales = nullptr;  // a measurement brings its own
+    }
+  }
+  candidates.formats = formats.data();
+  const int64_t row = below(int(g.rows)), block = below(int(g.blocks_per_row()));
+  const Sampled sampled{0, row, row + 1 + below(int(g.rows - row)), 1 + below(2),
+                        block, block + 1 + below(int(g.blocks_per_row() - block))};
+  Buffer<int64_t> found(new int64_t[energies * kEnergyBins]());
+  measure_sampled(rule, item, candidates, sampled, found.get());
+  for (int64_t i = 0; i < energies * kEnergyBins; ++i) {
+    require(found[i] >= 0, "an energy is negative", number);
+    add(uint64_t(found[i]));
+  }
+}
+
 int main(int count, char** arguments) {
   const long cases = count > 1 ? std::atol(arguments[1]) : 1000000;
   for (long number = 0; number < cases; ++number) {
-    switch (below(4)) {
+    switch (below(5)) {
       case 0:
         packing<1>(number), packing<2>(number), packing<3>(number), packing<4>(number), packing<5>(number);
         packing<6>(number), packing<7>(number), packing<8>(number), packing<16>(number);
         break;
       case 1: random_numbers(number); break;
       case 2: transfers(number); break;
+      case 3: measurements(number); break;
       default: steps(number);
     }
   }

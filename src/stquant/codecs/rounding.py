@@ -45,7 +45,12 @@ def key(seed: int, noise_id: int, stream: Stream, step: int) -> int:
         stream: What the numbers are for.
         step: The parameter's own step count.
     """
-    return mix64(mix64(mix64(seed & _MASK64) ^ (noise_id << 2 | stream)) ^ step)
+    return mix64(parameter_key(seed, noise_id, stream) ^ step)
+
+
+def parameter_key(seed: int, noise_id: int, stream: Stream) -> int:
+    """Return what the keys of all steps of one state of one parameter share."""
+    return mix64(mix64(seed & _MASK64) ^ (noise_id << 2 | stream))
 
 
 def random_bits(key: int, index: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def is_distributed(tensor: object) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor; it shares memory with the tensor."""
     if not isinstance(tensor, DTensor):
-        return tensor.detach()
+        return tensor.detach() if tensor.requires_grad else tensor
     with torch.no_grad():
         part = tensor.to_local()
     return part.wait() if isinstance(part, AsyncCollectiveTensor) else part.detach()

@@ -1,8 +1,9 @@
 """The compiled kernels for CPUs: one native call per step, whatever the list holds.
 
-Each parameter becomes one record of numbers and addresses, of the layout that `csrc/layout.h`
-gives; the module works through the records without the interpreter lock, on as many threads as
-torch uses. What it does not serve goes to the reference, item by item; `why_not` says what that is.
+Each parameter becomes one record of numbers and addresses (`records`), of which all but the end is
+kept from step to step while what it depends on stays; the module works through the records without
+the interpreter lock, on as many threads as torch uses. What it does not serve goes to the
+reference, item by item; `why_not` says what that is.
 
 This is the only importer of the compiled module. If that is missing, importing this file works,
 `REASON` says why there is none, and no operation may be called.
@@ -11,24 +12,18 @@ This is the only importer of the compiled module. If that is missing, importing 
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stquant.codecs import rounding
-from stquant.codecs.blocks import Grid, Strides
-from stquant.codecs.curves import default_octaves
-from stquant.codecs.format import Family, Format, Octaves
-from stquant.codecs.rounding import Stream
-from stquant.kernels import reference
+from stquant.codecs.format import Family, Format
+from stquant.kernels import records, reference
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
-from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Packed, Rule, SGDRule, State
+from stquant.kernels.ops import AdamRule, Candidates, Item, LionRule, Packed, Rule, SGDRule
 from stquant.kernels.reference.measurement import BINS, names
-from stquant.kernels.reference.sample import sampled
 from stquant.kernels.reference.stats import StateStats
 
 try:
@@ -38,17 +33,8 @@ except ImportError as error:
 else:
     REASON = None
 
-_RECORD = struct.Struct("=7q Q q Q q Q q q Q q" + "Q Q q q q q q q Q" * 3 + "9d")
-"""The fields of `Item` in `csrc/layout.h`."""
-
-_STATE = struct.Struct("=Q Q q q q q q q Q")
-_SAMPLED = struct.Struct("=6q")
-"""The fields of `State` and `Sampled`."""
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
-_ABSENT = (0,) * 9
-_NO_CONSTANTS = (0.0,) * 9
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_FAMILIES = frozenset({Family.DYNAMIC, Family.MULAW, Family.LOG})
 
 SERVES = (
     "fp32, bf16 and fp16 parameters and gradients, contiguous; "
@@ -107,7 +93,7 @@ def decode(state: Packed, out: Tensor) -> Tensor:
     if _why_not_tensors([out]) or _why_not_packed(state):
         return reference.decode(state, out)
     if out.numel():
-        _cpu.decode(_transfer_record([state], out), torch.get_num_threads())
+        _cpu.decode(records.transfer([state], out), torch.get_num_threads())
     return out
 
 
@@ -116,7 +102,7 @@ def encode_(state: Packed, values: Tensor) -> None:
     if _why_not_tensors([values]) or _why_not_packed(state):
         reference.encode_(state, values)
     elif values.numel():
-        _cpu.encode(_transfer_record([state], values), torch.get_num_threads())
+        _cpu.encode(records.transfer([state], values), torch.get_num_threads())
 
 
 def recode_(source: Packed, target: Packed) -> None:
@@ -124,14 +110,14 @@ def recode_(source: Packed, target: Packed) -> None:
     if source.grid != target.grid or _why_not_packed(source) or _why_not_packed(target):
         reference.recode_(source, target)
     elif source.scales.numel():
-        _cpu.recode(_transfer_record([source, target]), torch.get_num_threads())
+        _cpu.recode(records.transfer([source, target]), torch.get_num_threads())
 
 
 def state_stats(state: Packed) -> StateStats:
     """Measure a packed state; see `reference.state_stats`."""
     if _why_not_packed(state) or not state.scales.numel():
         return reference.state_stats(state)
-    sums = _cpu.stats(_transfer_record([state]), torch.get_num_threads())
+    sums = _cpu.stats(records.transfer([state]), torch.get_num_threads())
     return StateStats(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], tuple(sums[6:]))
 
 
@@ -149,24 +135,16 @@ def measure(items: Sequence[Item], rule: Rule, candidates: Candidates) -> Tensor
     native = torch.zeros(len(parts), *found.shape[1:], dtype=torch.int64)
     _cpu.measure(
         step.number,
-        b"".join(_step_record(item, step, rule) for item in parts),
+        b"".join(records.head(item, step.states, rule) + _tail(item, step, rule) for item in parts),
         [len(ladder) for ladder in ladders],
-        b"".join(_STATE.pack(0, 0, *_format_fields(f, default_octaves(f)), 0) for ladder in ladders for f in ladder),
-        b"".join(_sampled_records(parts)),
+        b"".join(records.candidate(format) for ladder in ladders for format in ladder),
+        b"".join(records.samples(parts)),
         native.data_ptr(),
         native.numel(),
         torch.get_num_threads(),
     )
     found[served] = native
     return found
-
-
-def _sampled_records(items: Sequence[Item]) -> Iterator[bytes]:
-    for number, item in enumerate(items):
-        if item.param.numel():
-            for piece in sampled(item):
-                rows, blocks = piece.rows, piece.blocks
-                yield _SAMPLED.pack(number, rows.start, rows.stop, rows.step or 1, blocks.start, blocks.stop)
 
 
 def why_not_measured(item: Item, candidates: Candidates) -> str | None:
@@ -210,7 +188,7 @@ def why_not(item: Item) -> str | None:
         return "a running maximum next to packed states"
     if grid is not None and grid.block > _cpu.MAX_BLOCK:
         return f"blocks of more than {_cpu.MAX_BLOCK}"
-    if item.box is not None and _strides(_grid(item)) is None:
+    if item.box is not None and records.strides(records.grid_of(item)) is None:
         return "the parameter is sharded along several dimensions between the first and the last"
     return _why_not_tensors(tensors)
 
@@ -245,87 +223,6 @@ def _why_not_packed(state: Packed) -> str | None:
     return None
 
 
-def _step_record(item: Item, step: _Step, rule: Rule) -> bytes:
-    residual = item.residual
-    states: list[int] = []
-    for name in step.states:
-        states += _state_fields(item, name, rule.seed)
-    return _RECORD.pack(
-        *_grid_fields(_grid(item)),
-        item.param.data_ptr(),
-        _DTYPES[item.param.dtype],
-        item.grad.data_ptr(),
-        _DTYPES[item.grad.dtype],
-        0 if residual is None else residual.codes.data_ptr(),
-        0 if residual is None else residual.bits,
-        item.stochastic,
-        rounding.key(rule.seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0,
-        rule.maximize,
-        *states,
-        *_ABSENT * (3 - len(step.states)),
-        *step.constants(rule, item.step),
-    )
-
-
-def _transfer_record(states: Sequence[Packed], tensor: Tensor | None = None) -> bytes:
-    fields = [_packed_fields(state, 0) for state in states] + [_ABSENT] * (3 - len(states))
-    return _RECORD.pack(
-        *_grid_fields(states[0].grid),
-        0 if tensor is None else tensor.data_ptr(),
-        0 if tensor is None else _DTYPES[tensor.dtype],
-        *(0,) * 7,
-        *(number for state in fields for number in state),
-        *_NO_CONSTANTS,
-    )
-
-
-def _state_fields(item: Item, name: str, seed: int) -> tuple[int, ...]:
-    state: State | None = item.states.get(name)
-    if state is None:
-        return _ABSENT
-    if isinstance(state, Tensor):
-        return (state.data_ptr(), 0, 1, 0, 0, 0, 0, 0, 0)
-    # What is measured rounds to formats that draw, also where the present one does not.
-    drawn = not state.format.signed
-    return _packed_fields(state, rounding.key(seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0)
-
-
-def _packed_fields(state: Packed, key: int) -> tuple[int, ...]:
-    return (
-        state.codes.data_ptr(),
-        state.scales.data_ptr(),
-        *_format_fields(state.format, state.octaves),
-        key,
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _format_fields(format: Format, octaves: Octaves) -> tuple[int, ...]:
-    return (_FAMILIES[format.family], format.bits, format.stochastic, format.prepay, *octaves)
-
-
-@functools.lru_cache(maxsize=4096)
-def _grid_fields(grid: Grid) -> tuple[int, ...]:
-    strides = _strides(grid) or Strides(0)  # only a step asks for them, and `why_not` has looked
-    return grid.rows, grid.row, grid.block, strides.origin, strides.run, strides.jump, strides.pitch
-
-
-@functools.lru_cache(maxsize=4096)
-def _strides(grid: Grid) -> Strides | None:
-    return grid.strides()
-
-
-def _grid(item: Item) -> Grid:
-    for state in item.states.values():
-        if not isinstance(state, Tensor):
-            return state.grid
-    if item.residual is not None:
-        return item.residual.grid
-    if item.box is None or not item.stochastic:
-        return Grid((item.param.numel(),), 0, 128)
-    return Grid.of(item.box.whole, 128, item.box)
-
-
 @functools.lru_cache(maxsize=64)
 def _adam_constants(rule: AdamRule, step: int) -> tuple[float, ...]:
     return astuple(AdamConstants.of(rule, step))
@@ -358,11 +255,30 @@ _STEPS = {AdamRule: _ADAM, SGDRule: _SGD, LionRule: _LION}
 
 
 def _step_(step: _Step, items: Sequence[Item], rule: Rule) -> None:
-    records = []
+    """Take a step: the heads of the records are known from the last one, the tails are those of the step."""
+    table: list[bytes] = []
+    tails: dict[int, bytes] = {}
     for item in items:
-        if why_not(item) is not None:
+        head = _head(item, step, rule)
+        if isinstance(head, str):
             step.reference([item], rule)
         elif item.param.numel():
-            records.append(_step_record(item, step, rule))
-    if records:
-        getattr(_cpu, step.native)(b"".join(records), torch.get_num_threads())
+            tail = tails.get(item.step) or tails.setdefault(item.step, _tail(item, step, rule))
+            table += (head, tail)
+    if table:
+        getattr(_cpu, step.native)(b"".join(table), torch.get_num_threads())
+
+
+def _head(item: Item, step: _Step, rule: Rule) -> bytes | str:
+    """Return the head of an item's record, or why the reference works on it."""
+    facts, memo = records.facts(item, rule), item.memo
+    if memo is not None and memo.facts == facts:
+        return memo.known  # type: ignore[no-any-return]
+    known = why_not(item) or records.head(item, step.states, rule)
+    if memo is not None:
+        memo.facts, memo.known = facts, known
+    return known
+
+
+def _tail(item: Item, step: _Step, rule: Rule) -> bytes:
+    return records.tail(item.step, step.constants(rule, item.step))

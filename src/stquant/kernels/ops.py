@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -42,9 +42,17 @@ State = Tensor | Packed
 """A state is a plain tensor of the parameter's shape, or packed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Memo:
+    """What a backend knows of one parameter from its last step: `known`, as long as the `facts` are the same."""
+
+    facts: object = None
+    known: Any = None
+
+
+@dataclass(slots=True, eq=False)
 class Item:
-    """One parameter's share of a step.
+    """One parameter's share of a step. Not frozen, which would double the time to make one.
 
     Attributes:
         param: The parameter's data, updated in place: fp64, fp32, bf16 or fp16, any strides.
@@ -56,6 +64,7 @@ class Item:
         step: The parameter's own step count, this step included: 1 or more.
         noise_id: The parameter's number in the random key.
         box: Where `param` lies in the whole parameter; None if it is that.
+        memo: Where the backend may keep what it knows of the parameter; None forgets it.
     """
 
     param: Tensor
@@ -66,6 +75,7 @@ class Item:
     step: int
     noise_id: int
     box: Box | None = None
+    memo: Memo | None = None
 
 
 @dataclass(frozen=True, slots=True)

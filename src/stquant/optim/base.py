@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.distributed import agreement, tensors
 from stquant.errors import CheckpointError
 from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
-from stquant.kernels.ops import Item, Rule
+from stquant.kernels.ops import Item, Memo, Rule
 from stquant.optim.adaptive import Controller
 from stquant.optim.masters import check_masters
 from stquant.optim.options import check_fused, check_gradient
@@ -30,6 +31,9 @@ from stquant.policy.policies import Policy, parse
 from stquant.report.memory import tensors_of
 from stquant.storage.master import PackedResidual, check_master_bits
 from stquant.storage.packed import PackedState
+
+_LIVE = frozenset({torch.Tensor, PackedState, PackedResidual, int})
+"""Types of what a live state holds; states with others are looked at closer."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,6 +58,9 @@ class PackedOptimizer(PolicyDriven):
 
     _finish_backward: Callable[[], None] | None = None
     """Set by gradient release; `step` calls it before it uses the gradients that are left."""
+
+    _memos: dict[torch.Tensor, Memo]
+    """What the kernels know of each parameter from the last step."""
 
     _packs_files = False
     """Whether the `state_dict()` that is being made is a packed one."""
@@ -80,6 +87,7 @@ class PackedOptimizer(PolicyDriven):
         check_masters(masters or {}, {name: (e.param, rounding_of(e).residual_bits) for name, e in entries.items()})
         self._masters = dict(masters or {})
         self._controller = Controller()
+        self._memos = defaultdict(Memo)
         self._replicas = agreement.Replicas(process_group)
         self._check_budgets(self.param_groups)
         self.register_state_dict_post_hook(_present)
@@ -156,12 +164,13 @@ class PackedOptimizer(PolicyDriven):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for entry in named(self.param_groups):
+        entries = list(named(self.param_groups))
+        for entry in entries:
             check_gradient(entry)
         if self._finish_backward is not None:
             self._finish_backward()
         self.init_state()
-        self._update([entry for entry in named(self.param_groups) if entry.param.grad is not None])
+        self._update([entry for entry in entries if entry.param.grad is not None])
         self._decide()
         return loss
 
@@ -173,7 +182,7 @@ class PackedOptimizer(PolicyDriven):
             group = part[0].group
             config = read_group(group[GROUP_KEY])
             rule = self._rule(group, config.seed)
-            items = [self._item(entry) for entry in part]
+            items = self._items(part, group)
             if is_adaptive(config.policy) and any(map(config.policy.due, {item.step for item in items})):
                 self._measuring = self._measuring or self._pools()
                 pool = next(pool for pool in self._measuring if any(group is g for g in pool.groups))
@@ -187,20 +196,31 @@ class PackedOptimizer(PolicyDriven):
             agree = functools.partial(agreement.sum_parts, process_group=self._replicas.group)
             self._controller.decide(self._pools(with_states=True), self.state, agree)
 
-    def _item(self, entry: Named) -> Item:
-        state = self.state[entry.param]
-        state["step"] += 1
-        assert entry.param.grad is not None
-        return Item(
-            param=tensors.local(entry.param),
-            grad=tensors.local_grad(entry.param, entry.param.grad),
-            states={name: state[name] for name in self._states(entry.group)},
-            residual=state.get("residual"),
-            stochastic=rounding_of(entry).stochastic,
-            step=int(state["step"]),
-            noise_id=state["noise_id"],
-            box=tensors.box_of(entry.param),
-        )
+    def _items(self, entries: Sequence[Named], group: dict[str, Any]) -> list[Item]:
+        """Count a step of parameters of one group and return what the kernels need for it."""
+        states = [self.state[entry.param] for entry in entries]
+        # As torch's optimizers do: the same without alpha, or with a number, takes several times as long.
+        torch._foreach_add_([state["step"] for state in states], torch.ones(()), alpha=1.0)
+        names = tuple(self._states(group))
+        kinds = {entry.param.dtype: entry for entry in entries}
+        stochastic = {dtype: rounding_of(entry).stochastic for dtype, entry in kinds.items()}
+        items = []
+        for entry, state in zip(entries, states, strict=True):
+            param, grad = entry.param, entry.param.grad
+            assert grad is not None
+            item = Item(
+                param=tensors.local(param) if tensors.is_distributed(param) else param,
+                grad=tensors.local_grad(param, grad),
+                states={name: state[name] for name in names},
+                residual=state.get("residual"),
+                stochastic=stochastic[param.dtype],
+                step=int(state["step"]),
+                noise_id=state["noise_id"],
+                box=tensors.box_of(param),
+                memo=self._memos[param],
+            )
+            items.append(item)
+        return items
 
     @torch.no_grad()
     def init_state(self) -> None:
@@ -209,6 +229,8 @@ class PackedOptimizer(PolicyDriven):
         Raises:
             BudgetError: A policy's budget is too small for the states; none was created.
         """
+        if all(map(self._is_settled, self.param_groups)):
+            return
         fresh = []
         for entry in named(self.param_groups):
             state = self.state.get(entry.param)
@@ -228,6 +250,14 @@ class PackedOptimizer(PolicyDriven):
             for entry in fresh:
                 self.state[entry.param] = self._fresh_state(entry, choices)
             self._fit()
+
+    def _is_settled(self, group: dict[str, Any]) -> bool:
+        """Whether all parameters of a group have the states that they are to have, and live ones; seen at a glance."""
+        names, states = self._states(group).keys(), self.state
+        return all(
+            param in states and names <= states[param].keys() and _LIVE.issuperset(map(type, states[param].values()))
+            for param in group["params"]
+        )
 
     def _fresh_state(self, entry: Named, choices: Choices) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -378,6 +408,7 @@ class PackedOptimizer(PolicyDriven):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_new = "_optimizer_state_dict_post_hooks" not in self.__dict__
+        self._memos = defaultdict(Memo)
         super().__setstate__(state)
         for group in self.param_groups:
             for key, value in self.defaults.items():

@@ -50,7 +50,7 @@ class WeightRounding:
             ValueError: An fp16 parameter was to get a residual.
         """
         if dtype not in (torch.bfloat16, torch.float16):
-            return cls(0, stochastic=False, keeps_small_changes=True)
+            return _EXACT
         if master_bits is None:
             return cls(0, stochastic=False, keeps_small_changes=False)
         if dtype is torch.bfloat16:
@@ -63,6 +63,9 @@ class WeightRounding:
                 "use 0 (stochastic rounding), None (plain rounding), or bfloat16"
             )
         return cls(bits, stochastic=True, keeps_small_changes=True)
+
+
+_EXACT = WeightRounding(0, stochastic=False, keeps_small_changes=True)
 
 
 @dataclass(slots=True)
