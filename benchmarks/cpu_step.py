@@ -3,8 +3,10 @@
 Contenders take turns; each figure is the median over the rounds of the CPU time that the step's
 threads used, so that waiting for the core does not count; those far slower than torch's take two
 turns. No speed is printed unless the compiled kernels equal the reference first. Writes
-`results/cpu_step.json`. Other packages have a row each if they are installed.
-Run: PYTHONPATH=. python benchmarks/cpu_step.py [--millions 64] [--rounds 7] [--threads 1 2] [--isa avx2 scalar]
+`results/cpu_step.json`, of which a run replaces the tables that it measures. Other packages have a
+row each if they are installed. Threads that wait must not spin, because that would count.
+Run: OMP_WAIT_POLICY=passive PYTHONPATH=. python benchmarks/cpu_step.py [--rounds 7] [--threads 1 2]
+    [--isa avx2 scalar] [--models large gpt2] [--contenders ours others]
 """
 
 from __future__ import annotations
@@ -176,10 +178,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--isa", nargs="+", default=cpu.instruction_sets())
+    parser.add_argument("--models", nargs="+", default=["large", "gpt2"])
+    parser.add_argument("--contenders", nargs="+", default=["ours", "others"])
     parser.add_argument("--out", type=Path, default=TARGET)
     options = parser.parse_args()
     check_parity(options.isa)
-    models = {f"{options.millions}M elements": [(options.millions << 10, 1024)], "GPT-2 124M": gpt2_shapes()}
+    models = {"large": [(options.millions << 10, 1024)], "gpt2": gpt2_shapes()}
+    names = {"large": f"{options.millions}M elements", "gpt2": "GPT-2 124M"}
     conditions = {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -188,33 +193,51 @@ def main() -> None:
         "clock": "CPU time of the process",
         "rounds": options.rounds,
     }
-    tables: list[dict[str, object]] = []
 
-    def record(model: str, threads: int, steps: Steps, missing: dict[str, str]) -> None:
-        """Measure and print one table, and write all so far."""
+    def record(model: str, contenders: str, threads: int, steps: Steps, missing: dict[str, str]) -> None:
+        """Measure, print and write one table."""
         torch.set_num_threads(threads)
         elements = sum(torch.Size(shape).numel() for shape in models[model])
         before = os.getloadavg()[0]
         rows = measure(steps, options.rounds, elements)
         load = {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)}
-        tables.append({"model": model, "threads": threads, "load_average": load, "rows": rows, "missing": missing})
-        print(f"{model}, {threads} thread(s)")
+        table = {
+            "model": names[model],
+            "contenders": contenders,
+            "threads": threads,
+            "load_average": load,
+            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+            "rows": rows,
+            "missing": missing,
+        }
+        print(f"{names[model]}, {threads} thread(s)")
         for row in rows:
             ratios = f"{row['ratio']:6}  fastest {row['ratio_of_fastest']}"
             print(f"  {row['name']:36s} {row['ns_per_element']:8} ns  {ratios}", flush=True)
         for name, reason in missing.items():
             print(f"  {name:36s} not measured: {reason}")
-        options.out.parent.mkdir(exist_ok=True)
-        options.out.write_text(json.dumps({"conditions": conditions, "tables": tables}, indent=2) + "\n")
+        write(options.out, conditions, table)
 
-    for model, shapes in models.items():
-        steps = ours(shapes, options.isa)
-        for threads in options.threads:
-            record(model, threads, steps, {})
-        del steps
+    for model in options.models:
+        if "ours" in options.contenders:
+            steps = ours(models[model], options.isa)
+            for threads in options.threads:
+                record(model, "ours", threads, steps, {})
+            del steps
     cpu.use(options.isa[0])
-    for model, shapes in models.items():
-        record(model, options.threads[0], *others(shapes))
+    for model in options.models:
+        if "others" in options.contenders:
+            record(model, "others", options.threads[0], *others(models[model]))
+
+
+def write(path: Path, conditions: dict[str, object], table: dict[str, object]) -> None:
+    """Replace a table of the file, or add it; a file of other conditions begins anew."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    tables = found["tables"] if found.get("conditions") == conditions else []
+    place = [table[key] for key in ("model", "contenders", "threads")]
+    tables = [old for old in tables if [old[key] for key in ("model", "contenders", "threads")] != place]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"conditions": conditions, "tables": [*tables, table]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

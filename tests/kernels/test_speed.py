@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import cpu_step
 
+from benchmarks import cpu_step
 from stquant.kernels import cpu
 
 pytestmark = pytest.mark.skipif(cpu.REASON is not None, reason="the compiled kernels are not installed")
