@@ -223,6 +223,7 @@ CONTENDERS = {
     "adaptive": Contender("ours", _named("adaptive")),
     "2+0 bits": Contender("ours", _named("2+0")),
     "2+1 bits": Contender("ours", _named("2+1")),
+    "2+2 bits": Contender("ours", _named("2+2")),
     "3+1 bits": Contender("ours", _named("3+1")),
     "4 bits": Contender("ours", _named("4")),
     **{f"budget {bits:g} bits": Contender("ours", _budget(bits)) for bits in (1.5, 2.0, 3.0, 5.0)},
