@@ -348,6 +348,7 @@ def evidence_beaten() -> str:
     rows = [
         [f"{row['workload']}, {row['ours']}", row["by"], f"{row['gap']:+.4f}", f"{row['interval'][1]:+.4f}"]
         for name in EVIDENCE
+        if (RESULTS / f"evidence_{name}.json").exists()
         for row in load(f"evidence_{name}")["beaten"]
     ]
     return table(["ours", "beaten by", "difference of loss", "upper bound"], rows or [["none", "", "", ""]])
@@ -363,6 +364,9 @@ def evidence_cost() -> str:
     """Core-minutes that each file of evidence took."""
     rows = []
     for name in ("tuning", *EVIDENCE):
+        if not (RESULTS / f"evidence_{name}.json").exists():
+            rows.append([name, "not run yet", ""])
+            continue
         runs = load(f"evidence_{name}")["runs"]
         minutes = sum(run.get("cpu_seconds", 0.0) for run in runs) / 60
         rows.append([name, str(len(runs)), f"{minutes:.0f}"])
