@@ -40,7 +40,6 @@ def test_signatures_extend_those_of_torch(cls: str) -> None:
         ({"lr": float("nan")}, "lr=nan is out of range"),
         ({"foreach": True}, "foreach=True is not supported"),
         ({"fused": True, "backend": "reference"}, "no compiled kernel serves it .backend='reference' is plain torch"),
-        ({"capturable": True}, "capturable=True is not supported"),
         ({"differentiable": True}, "differentiable=True is not supported"),
         ({"amsgrad": True}, "amsgrad=True needs policy='fp32'"),
         ({"policy": "int4"}, "policy='int4' is unknown"),
@@ -63,7 +62,6 @@ def test_arguments_that_cannot_be_honoured_raise(options: dict[str, Any], messag
         (lambda p: stquant.SGD(p, momentum=0.9, policy=stquant.Fixed(exp_avg=4)), "this optimizer has momentum_buffer"),
         (lambda p: stquant.Lion(p, betas=(0.9, 1.0)), "betas"),
         (lambda p: stquant.Lion(p, policy=stquant.Fixed(bits=2)), "the sign update of Lion does not admit"),
-        (lambda p: stquant.Lion(p, capturable=True), "capturable=True is not supported"),
     ],
 )
 def test_wrong_options_of_sgd_and_lion_raise(make: Any, message: str) -> None:
@@ -72,7 +70,7 @@ def test_wrong_options_of_sgd_and_lion_raise(make: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("cls", [stquant.AdamW, stquant.Adam, stquant.SGD, stquant.Lion])
-@pytest.mark.parametrize("option", ["foreach", "capturable", "differentiable"])
+@pytest.mark.parametrize("option", ["foreach", "differentiable"])
 def test_every_optimizer_refuses_what_it_cannot_honour(cls: Any, option: str) -> None:
     if option in inspect.signature(cls).parameters:
         with pytest.raises(ValueError, match=f"{option}=True is not supported"):

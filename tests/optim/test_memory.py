@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor
 
 import stquant
 from stquant.codecs.format import Format
@@ -50,9 +51,10 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def living_bytes() -> int:
-    """Bytes of all storages that a tensor of this process holds."""
+    """Bytes of all storages that a tensor of this process holds; those that a compiler left hold none."""
     gc.collect()
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    kinds = [(type(x), x) for x in gc.get_objects()]
+    tensors = [x for kind, x in kinds if issubclass(kind, torch.Tensor) and not issubclass(kind, FakeTensor)]
     return sum({_place(t): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

@@ -53,6 +53,32 @@ def parameter_key(seed: int, noise_id: int, stream: Stream) -> int:
     return mix64(mix64(seed & _MASK64) ^ (noise_id << 2 | stream))
 
 
+def keys(stems: Tensor, steps: Tensor) -> Tensor:
+    """Return `key` on the device, without waiting for it.
+
+    Args:
+        stems: What `parameter_key` gives, as int64 bit patterns.
+        steps: int64 step counts, one for each.
+
+    Returns:
+        The keys as int64 bit patterns, whose products and sums wrap around.
+    """
+    value = (stems ^ steps) + _signed(0x9E3779B97F4A7C15)
+    value = (value ^ _shifted(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def _signed(value: int) -> int:
+    """The int64 that has the bits of an unsigned integer."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(values: Tensor, places: int) -> Tensor:
+    """Shift bit patterns to the right; zeros move in, whatever the sign."""
+    return (values >> places) & ((1 << (64 - places)) - 1)
+
+
 def random_bits(key: int, index: Tensor) -> Tensor:
     """Return 32 random bits for every element index.
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stquant.codecs.blocks import Box
 from stquant.codecs.format import Format
 from stquant.errors import BackendError
 from stquant.kernels import cpu, reference, triton
@@ -116,17 +117,44 @@ def resolve(name: str | None) -> Operations:
     return _usable(name)
 
 
-def why_not_compiled(name: str | None, param: Tensor, formats: Sequence[Format]) -> str | None:
+def why_not_compiled(name: str | None, param: Tensor, formats: Sequence[Format], box: Box | None = None) -> str | None:
     """Say why no compiled kernel of a backend takes the steps of a parameter, or None if one does.
 
     Args:
         name: The backend; None is the best of this machine.
         param: The parameter.
         formats: Formats of its states.
+        box: The part of it that this rank holds; None if that is all.
     """
-    if resolve(name) is REFERENCE:
-        return cpu.REASON or f"backend={name!r} is plain torch"
-    return cpu.why_not_served(param, formats)
+    serving, reason = _serving(name, param)
+    if serving == "triton":
+        why: str | None = _launch().why_not_served(param, formats, box)
+        return why
+    return reason or cpu.why_not_served(param, formats)
+
+
+def why_not_captured(name: str | None, item: Item, rule: Rule) -> str | None:
+    """Say why a CUDA graph cannot capture a parameter's part of a step, or None if it can.
+
+    Args:
+        name: The backend; None is the best of this machine.
+        item: The parameter, with a counter.
+        rule: The rule of the step.
+    """
+    serving, reason = _serving(name, item.param)
+    if serving == "triton":
+        why: str | None = _launch().why_not_captured(item, rule)
+        return why
+    return reason or f"it is on {item.param.device}"
+
+
+def _serving(name: str | None, param: Tensor) -> tuple[str, str | None]:
+    """Name of the backend that serves a tensor, and why that is the reference if it is."""
+    if name is None:
+        name = "triton" if param.is_cuda else "cpu"
+        reason = _why_not(name)
+        return (name, None) if reason is None else (REFERENCE.name, reason)
+    return name, f"backend={name!r} is plain torch" if name == REFERENCE.name else None
 
 
 def warn_if_slow(name: str | None) -> None:
@@ -161,11 +189,16 @@ def _why(name: str) -> str:
     return f"compiled; uses {cpu.instruction_set()} of {others} (STQUANT_CPU_ISA forces one)"
 
 
+def _launch() -> Any:
+    from stquant.kernels.triton import launch
+
+    return launch
+
+
 @functools.lru_cache(maxsize=1)
 def _load_triton() -> Operations:
     """Import what imports triton, which the package itself does without."""
-    from stquant.kernels.triton import launch
-
+    launch = _launch()
     return Operations(
         "triton",
         f"{triton.SERVES}; hands the rest to the reference",

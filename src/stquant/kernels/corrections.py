@@ -14,6 +14,7 @@ import functools
 import math
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from stquant.kernels.ops import AdamRule, LionRule, SGDRule
 
@@ -26,15 +27,25 @@ def to_fp32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
+def correction_of(beta: float, step: int) -> float:
+    """Return 1 - beta**step."""
+    return 1.0 - beta**step
+
+
+def settles_at(beta: float) -> int:
+    """Return a step from which on `correction_of` is 1 to the last bit, as 2**-54 is lost in the difference."""
+    return 1 if beta == 0.0 else math.ceil(-54 * math.log(2.0) / math.log(beta)) + 1
+
+
 def prepay_factor(beta: float, step: int) -> float:
     """Return c_t of a momentum with decay rate `beta` at `step`; 0 for beta 0."""
-    table = _prepay_table(beta)
+    table = prepay_table(beta)
     return table[min(step, len(table) - 1)]
 
 
 @functools.lru_cache(maxsize=8)
-def _prepay_table(beta: float) -> tuple[float, ...]:
-    """c_t for t = 0, 1, ... until it has settled, from c_t = b / (1 - b**(t+1)) + b * c_(t+1)."""
+def prepay_table(beta: float) -> tuple[float, ...]:
+    """Return c_t for t = 0, 1, ... until it has settled, from c_t = b / (1 - b**(t+1)) + b * c_(t+1)."""
     if beta == 0.0:
         return (0.0,)
     last = math.ceil(math.log(_SETTLED) / math.log(beta))
@@ -68,19 +79,8 @@ class AdamConstants:
     def of(cls, rule: AdamRule, step: int, single: bool = True) -> AdamConstants:
         """Fold the constants of `rule` at a step, each rounded once to fp32 unless not `single`."""
         beta1, beta2 = rule.betas
-        root = math.sqrt(1.0 - beta2**step)
-        exact = (
-            beta1,
-            1.0 - beta1,
-            beta2,
-            1.0 - beta2,
-            1.0 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,
-            0.0 if rule.decoupled else rule.weight_decay,
-            rule.lr * root / (1.0 - beta1**step),
-            rule.lr * root * prepay_factor(beta1, step),
-            rule.eps * root,
-        )
-        return cls(*_rounded(exact, single))
+        root, correction = math.sqrt(correction_of(beta2, step)), correction_of(beta1, step)
+        return cls(*_rounded(fold_adam(rule, rule.lr, root, correction, prepay_factor(beta1, step)), single))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,37 @@ class LionConstants:
     @classmethod
     def of(cls, rule: LionRule, single: bool = True) -> LionConstants:
         """Fold the constants of `rule`, each rounded once to fp32 unless not `single`."""
-        (beta1, beta2), lr = rule.betas, rule.lr
-        exact = (lr, beta1, 1.0 - beta1, beta2, 1.0 - beta2, 1.0 - lr * rule.weight_decay)
-        return cls(*_rounded(exact, single))
+        return cls(*_rounded(fold_lion(rule, rule.lr), single))
+
+
+def fold_adam(rule: AdamRule, lr: Any, root: Any, correction: Any, prepay: Any) -> tuple[Any, ...]:
+    """Return `AdamConstants` before rounding, of doubles or of tensors of doubles.
+
+    Args:
+        rule: The other hyperparameters.
+        lr: The learning rate.
+        root: Square root of bc2.
+        correction: bc1.
+        prepay: c_t.
+    """
+    beta1, beta2 = rule.betas
+    return (
+        beta1,
+        1.0 - beta1,
+        beta2,
+        1.0 - beta2,
+        1.0 - lr * rule.weight_decay if rule.decoupled else 1.0,
+        0.0 if rule.decoupled else rule.weight_decay,
+        lr * root / correction,
+        lr * root * prepay,
+        rule.eps * root,
+    )
+
+
+def fold_lion(rule: LionRule, lr: Any) -> tuple[Any, ...]:
+    """Return `LionConstants` before rounding, of doubles or of tensors of doubles."""
+    beta1, beta2 = rule.betas
+    return (lr, beta1, 1.0 - beta1, beta2, 1.0 - beta2, 1.0 - lr * rule.weight_decay)
 
 
 def _rounded(exact: tuple[float, ...], single: bool) -> tuple[float, ...]:

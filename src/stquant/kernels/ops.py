@@ -65,6 +65,8 @@ class Item:
         noise_id: The parameter's number in the random key.
         box: Where `param` lies in the whole parameter; None if it is that.
         memo: Where the backend may keep what it knows of the parameter; None forgets it.
+        counter: Takes the place of `step` in a step that a CUDA graph may capture: the count as a
+            0-dim fp32 tensor on the device, which kernels read when they run.
     """
 
     param: Tensor
@@ -76,6 +78,7 @@ class Item:
     noise_id: int
     box: Box | None = None
     memo: Memo | None = None
+    counter: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class AdamRule:
         decoupled: Decay the weights themselves (AdamW) instead of the gradient (Adam).
         maximize: Ascend instead of descend.
         seed: Seed of stochastic rounding.
+        rate: Takes the place of `lr` in a step that a CUDA graph may capture: a one-element tensor.
     """
 
     lr: float
@@ -99,6 +103,7 @@ class AdamRule:
     decoupled: bool
     maximize: bool
     seed: int
+    rate: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,7 @@ class LionRule:
         weight_decay: Decay of the weights themselves.
         maximize: Ascend instead of descend.
         seed: Seed of stochastic rounding.
+        rate: Takes the place of `lr` in a step that a CUDA graph may capture: a one-element tensor.
     """
 
     lr: float
@@ -141,6 +147,7 @@ class LionRule:
     weight_decay: float
     maximize: bool
     seed: int
+    rate: Tensor | None = None
 
 
 Rule = AdamRule | SGDRule | LionRule

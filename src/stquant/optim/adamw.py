@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stquant.kernels.ops import AdamRule
 from stquant.optim.base import PackedOptimizer
+from stquant.optim.capturing import learning_rate
 from stquant.optim.options import check_range, check_unsupported
 from stquant.policy.policies import Policy
 
@@ -27,7 +28,8 @@ class Adam(PackedOptimizer):
         amsgrad: Divide by the largest average so far; with `policy="fp32"` only.
         foreach: None or False; there is no such implementation.
         maximize: Ascend instead of descend.
-        capturable: False; steps cannot be captured in a graph.
+        capturable: Steps may be captured in a CUDA graph: step counts, and `lr` if it is a tensor, stay on the
+            device; formats stay as they are. Needs Triton kernels for all parameters.
         differentiable: False; steps cannot be differentiated.
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
@@ -107,15 +109,16 @@ class Adam(PackedOptimizer):
             )
 
     def _rule(self, group: dict[str, Any], seed: int) -> AdamRule:
-        beta1, beta2 = group["betas"]
+        (beta1, beta2), (lr, rate) = group["betas"], learning_rate(group)
         return AdamRule(
-            lr=float(group["lr"]),
+            lr=lr,
             betas=(float(beta1), float(beta2)),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
             seed=seed,
+            rate=rate,
         )
 
 

@@ -21,8 +21,11 @@ from stquant.checkpoint.schema import GROUP_KEY, GroupConfig, read_group
 from stquant.distributed import agreement, tensors
 from stquant.errors import CheckpointError
 from stquant.kernels.backend import resolve, warn_if_slow, why_not_compiled
-from stquant.kernels.ops import Item, Memo, Rule
+from stquant.kernels.ops import Memo, Rule
 from stquant.optim.adaptive import Controller
+from stquant.optim.capturing import check_capturing, count_, step_count
+from stquant.optim.compiled import traced_step
+from stquant.optim.items import is_settled, items_of
 from stquant.optim.masters import check_masters
 from stquant.optim.options import check_fused, check_gradient
 from stquant.optim.policy_driven import Choices, PolicyDriven, rounding_of
@@ -31,9 +34,6 @@ from stquant.policy.policies import Policy, parse
 from stquant.report.memory import tensors_of
 from stquant.storage.master import PackedResidual, check_master_bits
 from stquant.storage.packed import PackedState
-
-_LIVE = frozenset({torch.Tensor, PackedState, PackedResidual, int})
-"""Types of what a live state holds; states with others are looked at closer."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -112,7 +112,7 @@ class PackedOptimizer(PolicyDriven):
             shared = "policy" not in param_group
             plain = {key: value for key, value in param_group.items() if key not in ("policy", "master_bits")}
             param_group = {**plain, GROUP_KEY: GroupConfig(policy, master_bits, default.seed, shared).dump()}
-        self._measuring = None
+        self._measuring = self._traced = None
         super().add_param_group(param_group)
         try:
             self._validate(self.param_groups)
@@ -136,7 +136,8 @@ class PackedOptimizer(PolicyDriven):
             rounding, choices = rounding_of(entry), self._choose(entry)
             if entry.group.get("fused"):
                 formats = [choice.format for choice in choices.values()]
-                check_fused(entry.name, why_not_compiled(self._backend_name, entry.param, formats))
+                box = tensors.box_of(entry.param)
+                check_fused(entry.name, why_not_compiled(self._backend_name, entry.param, formats, box))
             for state, choice in choices.items():
                 if choice.format.packed:
                     tensors.grid_of(entry.name, entry.param, choice.format.block)
@@ -160,10 +161,19 @@ class PackedOptimizer(PolicyDriven):
         Raises:
             RuntimeError: A gradient is sparse; nothing was changed.
         """
+        if torch.compiler.is_compiling():
+            return traced_step(self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
+        """Take the step of a closure that has run."""
+        self._traced = None
+        check_capturing(self.param_groups)
         entries = list(named(self.param_groups))
         for entry in entries:
             check_gradient(entry)
@@ -172,7 +182,6 @@ class PackedOptimizer(PolicyDriven):
         self.init_state()
         self._update([entry for entry in entries if entry.param.grad is not None])
         self._decide()
-        return loss
 
     def _update(self, entries: Sequence[Named]) -> None:
         """Update parameters, all of which have a state and a gradient: one kernel call per group."""
@@ -182,8 +191,11 @@ class PackedOptimizer(PolicyDriven):
             group = part[0].group
             config = read_group(group[GROUP_KEY])
             rule = self._rule(group, config.seed)
-            items = self._items(part, group)
-            if is_adaptive(config.policy) and any(map(config.policy.due, {item.step for item in items})):
+            work = [(entry.param, entry.param.grad, self.state[entry.param]) for entry in part]
+            items = items_of(part, tuple(self._states(group)), work, self._memos)
+            if group.get("capturable"):
+                count_(self._backend_name, part, items, rule)
+            elif is_adaptive(config.policy) and any(map(config.policy.due, {item.step for item in items})):
                 self._measuring = self._measuring or self._pools()
                 pool = next(pool for pool in self._measuring if any(group is g for g in pool.groups))
                 self._controller.measure(kernels, pool, list(zip(part, items, strict=True)), rule)
@@ -196,32 +208,6 @@ class PackedOptimizer(PolicyDriven):
             agree = functools.partial(agreement.sum_parts, process_group=self._replicas.group)
             self._controller.decide(self._pools(with_states=True), self.state, agree)
 
-    def _items(self, entries: Sequence[Named], group: dict[str, Any]) -> list[Item]:
-        """Count a step of parameters of one group and return what the kernels need for it."""
-        states = [self.state[entry.param] for entry in entries]
-        # As torch's optimizers do: the same without alpha, or with a number, takes several times as long.
-        torch._foreach_add_([state["step"] for state in states], torch.ones(()), alpha=1.0)
-        names = tuple(self._states(group))
-        kinds = {entry.param.dtype: entry for entry in entries}
-        stochastic = {dtype: rounding_of(entry).stochastic for dtype, entry in kinds.items()}
-        items = []
-        for entry, state in zip(entries, states, strict=True):
-            param, grad = entry.param, entry.param.grad
-            assert grad is not None
-            item = Item(
-                param=tensors.local(param) if tensors.is_distributed(param) else param,
-                grad=tensors.local_grad(param, grad),
-                states={name: state[name] for name in names},
-                residual=state.get("residual"),
-                stochastic=stochastic[param.dtype],
-                step=int(state["step"]),
-                noise_id=state["noise_id"],
-                box=tensors.box_of(param),
-                memo=self._memos[param],
-            )
-            items.append(item)
-        return items
-
     @torch.no_grad()
     def init_state(self) -> None:
         """Create the state of every trainable parameter that has none; `step` does so, too.
@@ -229,7 +215,7 @@ class PackedOptimizer(PolicyDriven):
         Raises:
             BudgetError: A policy's budget is too small for the states; none was created.
         """
-        if all(map(self._is_settled, self.param_groups)):
+        if all(is_settled(group, self._states(group).keys(), self.state) for group in self.param_groups):
             return
         fresh = []
         for entry in named(self.param_groups):
@@ -238,6 +224,8 @@ class PackedOptimizer(PolicyDriven):
                 if entry.param.requires_grad or entry.param.grad is not None:
                     fresh.append(entry)
                 continue
+            if entry.group.get("capturable") and state["step"].device != entry.param.device:
+                state["step"] = state["step"].to(entry.param.device)
             if any(isinstance(value, Mapping) or tensors.is_distributed(value) for value in state.values()):
                 # Some wrappers write what state_dict() returned straight into `state`.
                 self.state[entry.param] = state = self._absorb(entry, state, None)
@@ -251,17 +239,9 @@ class PackedOptimizer(PolicyDriven):
                 self.state[entry.param] = self._fresh_state(entry, choices)
             self._fit()
 
-    def _is_settled(self, group: dict[str, Any]) -> bool:
-        """Whether all parameters of a group have the states that they are to have, and live ones; seen at a glance."""
-        names, states = self._states(group).keys(), self.state
-        return all(
-            param in states and names <= states[param].keys() and _LIVE.issuperset(map(type, states[param].values()))
-            for param in group["params"]
-        )
-
     def _fresh_state(self, entry: Named, choices: Choices) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "step": torch.tensor(0.0, dtype=torch.float32),
+            "step": step_count(entry),
             "noise_id": restore.next_noise_id(self.state.values()),
         }
         return self._with_residual(
@@ -371,12 +351,6 @@ class PackedOptimizer(PolicyDriven):
         The residuals of bf16 parameters are not part of it.
         """
         return presentation.export_all(self.param_groups, self.state)
-
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        for dumped in {group[GROUP_KEY] for group in self.param_groups}:
-            text = text.replace(f"{GROUP_KEY}: {dumped}\n", f"{GROUP_KEY}: {read_group(dumped)}\n")
-        return text
 
     def check_replicas(self, process_group: Any = None) -> None:
         """Compare weights and states with those of the ranks that hold replicas; for debugging.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stquant.kernels.ops import LionRule
 from stquant.optim.base import PackedOptimizer
+from stquant.optim.capturing import learning_rate
 from stquant.optim.options import check_prepay, check_range, check_unsupported
 from stquant.policy.policies import Policy
 
@@ -22,7 +23,8 @@ class Lion(PackedOptimizer):
         weight_decay: Decay of the weights themselves.
         maximize: Ascend instead of descend.
         foreach: None or False; there is no such implementation.
-        capturable: False; steps cannot be captured in a graph.
+        capturable: Steps may be captured in a CUDA graph: step counts, and `lr` if it is a tensor, stay on the
+            device; formats stay as they are. Needs Triton kernels for all parameters.
         differentiable: False; steps cannot be differentiated.
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
@@ -88,11 +90,12 @@ class Lion(PackedOptimizer):
         return False
 
     def _rule(self, group: dict[str, Any], seed: int) -> LionRule:
-        beta1, beta2 = group["betas"]
+        (beta1, beta2), (lr, rate) = group["betas"], learning_rate(group)
         return LionRule(
-            lr=float(group["lr"]),
+            lr=lr,
             betas=(float(beta1), float(beta2)),
             weight_decay=float(group["weight_decay"]),
             maximize=group["maximize"],
             seed=seed,
+            rate=rate,
         )

@@ -12,7 +12,6 @@ from stquant.policy.policies import Policy
 
 _UNSUPPORTED = {
     "foreach": "one kernel call already takes the whole list of parameters",
-    "capturable": "a step reads learning rate and step count on the host",
     "differentiable": "a step works in place on packed states",
 }
 

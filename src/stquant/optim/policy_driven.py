@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -24,6 +24,9 @@ from stquant.report.ledger import Ledger, Row, rows_of
 from stquant.storage.master import WeightRounding
 from stquant.storage.packed import PackedState
 
+if TYPE_CHECKING:
+    from stquant.optim.compiled import TracedStep
+
 _FLAT = 1 << 20
 """Elements of a vector that is taken for many parameters in one; those of models have fewer."""
 
@@ -38,6 +41,9 @@ class PolicyDriven(torch.optim.Optimizer):
 
     _measuring: list[Pool] | None = None
     """The pools of a step in which something is measured; gradient release updates one by one."""
+
+    _traced: TracedStep | None = None
+    """What a compiler may trace the next step with; None if that is to run outside of graphs."""
 
     STATES: ClassVar[Mapping[str, bool]]
     """Names of the states, and whether they hold negative values."""
@@ -87,6 +93,12 @@ class PolicyDriven(torch.optim.Optimizer):
                 self._with_control(entry, state)
         self._controller = Controller()
         self._fit()
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        for dumped in {group[GROUP_KEY] for group in self.param_groups}:
+            text = text.replace(f"{GROUP_KEY}: {dumped}\n", f"{GROUP_KEY}: {read_group(dumped)}\n")
+        return text
 
     def _rows(self) -> Iterator[Row]:
         for entry in named(self.param_groups):
@@ -156,8 +168,8 @@ class PolicyDriven(torch.optim.Optimizer):
         self._start_choices(groups)
 
     def _fit(self) -> None:
-        """Shrink states that are there until every budget holds."""
-        self._measuring = None
+        """Shrink states that are there, and may have been replaced, until every budget holds."""
+        self._measuring = self._traced = None
         for pool in self._pools(with_states=True):
             fit(pool, self.state)
 

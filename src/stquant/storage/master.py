@@ -109,4 +109,8 @@ class PackedResidual:
 
     def to(self, device: torch.device | str) -> PackedResidual:
         """Return the residual on `device`."""
-        return PackedResidual(self.bits, self.grid, self.codes.to(device))
+        return self.with_tensors(self.codes.to(device))
+
+    def with_tensors(self, codes: Tensor) -> PackedResidual:
+        """Return a residual of the same bits that holds another tensor."""
+        return PackedResidual(self.bits, self.grid, codes)

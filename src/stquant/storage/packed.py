@@ -84,4 +84,8 @@ class PackedState:
 
     def to(self, device: torch.device | str) -> PackedState:
         """Return the state on `device`."""
-        return PackedState(self.format, self.grid, self.octaves, self.codes.to(device), self.scales.to(device))
+        return self.with_tensors(self.codes.to(device), self.scales.to(device))
+
+    def with_tensors(self, codes: Tensor, scales: Tensor) -> PackedState:
+        """Return a state of the same format that holds other tensors."""
+        return PackedState(self.format, self.grid, self.octaves, codes, scales)

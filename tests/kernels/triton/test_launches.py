@@ -12,6 +12,7 @@ import stquant
 from stquant.kernels import backend, triton
 
 launch = pytest.importorskip("stquant.kernels.triton.launch")
+tables = pytest.importorskip("stquant.kernels.triton.tables")
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU")
 
@@ -22,11 +23,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
 
     def count(kernel, programs, table, chunks, constants) -> None:
-        assert table.numel() % 31 == 0
+        assert table.numel() % 32 == 0
         assert len(chunks) == programs
-        seen.append((programs, table.numel() // 31))
+        seen.append((programs, table.numel() // 32))
 
-    monkeypatch.setattr(launch, "run", count)
+    monkeypatch.setattr(tables, "run", count)
     return seen
 
 

@@ -9,16 +9,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stquant.codecs import catalog
+from stquant.codecs.blocks import Box, Grid
 from stquant.kernels import reference
-from stquant.kernels.ops import AdamRule
+from stquant.kernels.ops import AdamRule, Item
+from stquant.storage.master import PackedResidual
+from stquant.storage.packed import PackedState
 from tests.cases import NON_NEGATIVE, PACKED, SIGNED, name
+from tests.kernels import test_boxes
 from tests.parity import helpers
 from tests.parity.helpers import ADAMW, Case
 from tests.parity.test_sgd_lion import LION, SGD
 from tests.parity.test_transfers import assert_same, unwritten, values
 
-interpreter = pytest.importorskip("triton.runtime.interpreter")
 launch = pytest.importorskip("stquant.kernels.triton.launch")
+interpreting = pytest.importorskip("tests.kernels.triton.interpreting")
 
 pytestmark = [
     pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU"),
@@ -32,15 +37,8 @@ STEPS = 3
 
 
 @pytest.fixture(autouse=True)
-def _large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's time goes by programs, not elements: one for each parameter."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(launch, "CHUNK", 4096)
-    monkeypatch.setattr(launch, "RAGGED_CHUNK", 4096)
-    # The interpreter prepares `triton.language` anew for each device function; once is enough.
-    monkeypatch.setattr(
-        interpreter.InterpretedFunction, "__call__", lambda self, *args, **kw: self.rewrite()(*args, **kw)
-    )
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreting.quicken(monkeypatch)
 
 
 def check(cases: list[Case], rule: AdamRule = ADAMW, steps: int = STEPS) -> None:
@@ -145,7 +143,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 def test_tiles_of_the_size_that_gpus_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs for a parameter, a last one that is not full, and several parameters in a launch."""
     monkeypatch.setattr(launch, "CHUNK", 1024)
-    monkeypatch.setattr(launch, "RAGGED_CHUNK", 256)
+    monkeypatch.setattr(launch, "RAGGED_CHUNK", 128)
     check([Case(DEFAULT, (3, 512)), Case(DEFAULT, (2, 128)), Case(DEFAULT, (3, 257)), Case(DEFAULT, (2, 300))], steps=2)
 
 
@@ -159,6 +157,36 @@ def test_memory_off_the_16_byte_borders() -> None:
     launch.adam_step_([ours], ADAMW)
     for key, value in helpers.tensors(ours).items():
         assert torch.equal(value, helpers.tensors(truth)[key])
+
+
+FAR = [Box((2**24, 384), (11184810, 0), (4, 384)), Box((2**26, 130), (33038209, 0), (3, 130))]
+"""Rows in which element numbers pass 2**32, in whole blocks and in short ones."""
+
+
+@pytest.mark.parametrize("box", [*test_boxes.BOXES, *FAR], ids=lambda box: name(box.whole))
+def test_parts_of_sharded_parameters(box: Box) -> None:
+    """Whole rows are served here; the others by the reference, unless nothing is drawn."""
+    grid = Grid.of(box.whole, 64, box)
+    states = {"exp_avg": catalog.get("dynamic2", 64), "exp_avg_sq": catalog.get("log1", 64)}
+    for bits, dtype, drawn in ((8, BF16, True), (0, FP16, True), (0, torch.float32, False)):
+        ours, truth = (
+            Item(
+                param=torch.linspace(-1, 1, grid.elements).view(box.shape).to(dtype),
+                grad=torch.linspace(2, -3, grid.elements).view(box.shape),
+                states={key: PackedState.zeros(format, grid) for key, format in states.items()},
+                residual=PackedResidual.zeros(bits, grid) if bits else None,
+                stochastic=drawn,
+                step=1,
+                noise_id=3,
+                box=box,
+            )
+            for _ in range(2)
+        )
+        rows = box.shape[1:] == box.whole[1:] or len(box.shape) == 1
+        assert (launch.why_not(ours) is None) is rows
+        launch.adam_step_([ours], ADAMW)
+        reference.adam_step_([truth], ADAMW)
+        helpers.assert_equal([ours], [truth], [Case(DEFAULT)])
 
 
 def test_what_the_reference_serves() -> None:

@@ -225,13 +225,15 @@ def _in_order(value, tile):
 
 
 @triton.jit
-def random_bits(key, tile):
-    """32 random bits, uint32, for each element of a tile, of a 64-bit key."""
+def random_bits(key, tile, first):
+    """32 random bits, uint32, for each element of a tile, of a 64-bit key; `first` is the index of element 0."""
+    origin = first + tile.origin
     if tile.live.shape[1] == 1:
-        # The origin is a multiple of the tile's size, so the upper word is the same for all.
-        low, high = tile.origin.to(tl.uint32) + tile.element.to(tl.uint32), (tile.origin >> 32).to(tl.uint32)
+        # An element of a tile of whole blocks is below 2**32, so a carry tells the upper word.
+        low = origin.to(tl.uint32) + tile.element.to(tl.uint32)
+        high = (origin >> 32).to(tl.uint32) + (low < origin.to(tl.uint32)).to(tl.uint32)
     else:
-        index = tile.origin + tile.element
+        index = origin + tile.element
         low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     x = low ^ (high * 0x9E3779B1 ^ key.to(tl.uint32))
     x = (x ^ (x >> 16)) * 0x21F0AAAD

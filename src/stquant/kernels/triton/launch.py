@@ -1,15 +1,13 @@
 """Launches: one kernel call for all parameters that agree in formats and dtypes.
 
-The host writes one record per parameter (`records` has the layout) and a table that says which
-parameter a program works on; both go to the device without waiting for it. What the kernels do
-not serve goes to the reference, item by item; `why_not` says what that is.
+Every parameter becomes a record of numbers and addresses (`records` has the layout), which `tables`
+brings to the device. What the kernels do not serve goes to the reference, item by item; `why_not`
+says what that is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
@@ -19,14 +17,15 @@ import triton
 from torch import Tensor
 
 from stquant.codecs import rounding
-from stquant.codecs.blocks import Grid
-from stquant.codecs.format import Family
+from stquant.codecs.blocks import Box, Grid
+from stquant.codecs.format import Family, Format
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
-from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, SGDRule, State
+from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, Rule, SGDRule, State
 from stquant.kernels.reference.stats import ENERGY_BINS, StateStats
-from stquant.kernels.triton import steps, transfers
+from stquant.kernels.triton import capturing, steps, transfers
+from stquant.kernels.triton.tables import Constants, Record, Variant, start
 
 INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
 """Whether the kernels were loaded under TRITON_INTERPRET=1 and work on CPU tensors, slowly."""
@@ -36,12 +35,8 @@ MAX_RAGGED_BLOCK = 256
 """Largest block in rows that it does not divide: a larger one takes more registers than there are."""
 CHUNK = 1024
 """Elements of a tile of whole blocks; each of 128 threads then has two 16-byte loads of fp32."""
-RAGGED_CHUNK = 256
+RAGGED_CHUNK = 128
 """Elements of a tile that may have short blocks, whose bookkeeping takes registers."""
-
-
-_RECORD = struct.Struct("=3q 4Q" + "Q Q Q q q" * 3 + "f4x" * 9)
-"""The numbers of a record, in the order of `records`."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
@@ -49,35 +44,7 @@ _PLAIN = 1
 _NO_STATE = (0,) * 5
 _NO_CONSTANTS = (0.0,) * 9
 _ONE, _MANTISSA = 0x3F800000, 23
-
-
-def options(lanes: int) -> dict[str, int | bool]:
-    """Options of every launch: 128 threads a program, on warps of `lanes` threads.
-
-    A fused multiply-add would round once where the reference rounds twice.
-    """
-    return {"num_warps": 128 // lanes, "enable_fp_fusion": False}
-
-
-_OPTIONS = options(64 if torch.version.hip else 32)
-
-Constants = tuple[float, ...]
-Rule = AdamRule | SGDRule | LionRule
-
-
-class Variant(NamedTuple):
-    """What one launch has in common: where it runs, and the compile-time constants of its kernel."""
-
-    device: torch.device
-    constants: tuple[tuple[str, int], ...]
-
-
-class Record(NamedTuple):
-    """One parameter's part of a launch."""
-
-    grid: Grid
-    fields: tuple[int, ...]
-    constants: Constants
+_CUT = "the parameter is sharded within its rows, and random numbers follow from places in the whole one"
 
 
 def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
@@ -130,10 +97,32 @@ def state_stats(state: Packed) -> StateStats:
     return StateStats(state.grid.elements, zeros, saturated, ratio, ratio2, ratio4, tuple(energy))
 
 
+def why_not_served(param: Tensor, formats: Iterable[Format], box: Box | None) -> str | None:
+    """Say why steps of a parameter whose states have these formats are the reference's, or None if they are not."""
+    for format in formats:
+        if format.packed:
+            if format.family not in _FAMILIES:
+                return _of_a_recipe(format)
+            grid = Grid.of(tuple(param.shape), format.block, box)
+            if format.stochastic and _first(grid) is None:
+                return _CUT
+            reason = _why_not_grid(grid)
+            if reason:
+                return reason
+    return _why_not_tensors([param])
+
+
+def why_not_captured(item: Item, rule: Rule) -> str | None:
+    """Say why a step of an item cannot be captured in a graph, or None if it can."""
+    if item.counter is None or item.counter.device != item.param.device:
+        return "the step count is not on the device of the parameter"
+    return capturing.why_not_captured(rule) or why_not(item)
+
+
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if these kernels do."""
-    if item.box is not None:
-        return "the parameter is sharded: random numbers follow from places in the whole one"
+    if item.box is not None and _first(_grid(item)) is None and _draws(item):
+        return _CUT
     tensors = [item.param, item.grad]
     grid = None
     if item.residual is not None:
@@ -175,10 +164,14 @@ def _why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
 
 def _why_not_packed(state: Packed) -> str | None:
     if state.format.family not in _FAMILIES:
-        return f"format {state.format.name!r} is that of a published recipe"
+        return _of_a_recipe(state.format)
     if not state.scales.is_contiguous():
         return "a state is not contiguous"
     return _why_not_tensors([state.codes]) or _why_not_grid(state.grid)
+
+
+def _of_a_recipe(format: Format) -> str:
+    return f"format {format.name!r} is that of a published recipe"
 
 
 def _why_not_grid(grid: Grid) -> str | None:
@@ -206,11 +199,12 @@ def _step_(step: _Step, items: Sequence[Item], rule: Rule) -> None:
     launches: dict[Variant, list[Record]] = {}
     for item in items:
         if why_not(item) is not None:
+            assert item.counter is None, "`why_not_captured` was not asked"
             step.reference([item], rule)
         elif item.param.numel():
             launches.setdefault(_variant(step, item, rule), []).append(_step_record(step, item, rule))
     for variant, records in launches.items():
-        _launch(step.kernel, variant, records)
+        start(step.kernel, variant, records, rule)
 
 
 def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
@@ -303,12 +297,16 @@ _LION = _Step(steps.lion, reference.lion_step_, ("exp_avg",), _lion_constants, _
 
 
 def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
-    key = rounding.key(rule.seed, item.noise_id, Stream.WEIGHT, item.step) if item.stochastic else 0
+    def key(stream: Stream) -> int:
+        if item.counter is not None:
+            return rounding.parameter_key(rule.seed, item.noise_id, stream)
+        return rounding.key(rule.seed, item.noise_id, stream, item.step)
+
     fields = [
         item.param.data_ptr(),
         item.grad.data_ptr(),
         0 if item.residual is None else item.residual.codes.data_ptr(),
-        key,
+        key(Stream.WEIGHT) if item.stochastic else 0,
     ]
     for name in step.states:
         state = item.states.get(name)
@@ -318,11 +316,11 @@ def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
             fields += _NO_STATE
         else:
             drawn = state.format.stochastic and not state.format.signed
-            fields += _state_fields(
-                state, rounding.key(rule.seed, item.noise_id, Stream.EXP_AVG_SQ, item.step) if drawn else 0
-            )
+            fields += _state_fields(state, key(Stream.EXP_AVG_SQ) if drawn else 0)
     fields += _NO_STATE * (3 - len(step.states))
-    return Record(_grid(item), tuple(fields), step.constants(rule, item.step))
+    constants = _NO_CONSTANTS if item.counter is not None else step.constants(rule, item.step)
+    grid = _grid(item)
+    return Record(grid, tuple(fields), constants, _first(grid) or 0, item.counter)
 
 
 def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
@@ -334,7 +332,23 @@ def _grid(item: Item) -> Grid:
     for state in item.states.values():
         if not isinstance(state, Tensor):
             return state.grid
-    return item.residual.grid if item.residual is not None else Grid((item.param.numel(),), 0, 128)
+    if item.residual is not None:
+        return item.residual.grid
+    if item.box is None or not item.stochastic:
+        return Grid((item.param.numel(),), 0, 128)
+    return Grid.of(item.box.whole, 128, item.box)
+
+
+def _draws(item: Item) -> bool:
+    packed = [state.format for state in item.states.values() if not isinstance(state, Tensor)]
+    return item.stochastic or any(format.stochastic for format in packed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _first(grid: Grid) -> int | None:
+    """Index of the first element in the whole parameter; None if the others do not follow one by one."""
+    strides = grid.strides()
+    return strides.origin if strides is not None and (strides.run == 0 or grid.rows == 1) else None
 
 
 def _transfer_(kernel: Any, states: Sequence[Packed], tensor: Tensor | None = None) -> None:
@@ -352,42 +366,4 @@ def _transfer_(kernel: Any, states: Sequence[Packed], tensor: Tensor | None = No
         fields += _state_fields(state)
     fields += _NO_STATE * (3 - len(states))
     record = Record(states[0].grid, tuple(fields), _NO_CONSTANTS)
-    _launch(kernel, Variant(states[0].codes.device, tuple(constants.items())), [record])
-
-
-def _launch(kernel: Any, variant: Variant, records: Sequence[Record]) -> None:
-    """Launch `kernel` once for all records."""
-    constants = dict(variant.constants)
-    per_chunk = constants["BLOCKS"]
-    packed, counts, first_chunk = bytearray(), [], 0
-    for record in records:
-        blocks, row = _size(record.grid)
-        packed += _RECORD.pack(first_chunk, blocks, row, *record.fields, *record.constants)
-        counts.append(-(-blocks // per_chunk))
-        first_chunk += counts[-1]
-    table = _to_device(torch.frombuffer(packed, dtype=torch.int64), variant.device)
-    chunks = _chunk_table(tuple(counts), variant.device)
-    with torch.cuda.device(variant.device) if variant.device.type == "cuda" else contextlib.nullcontext():
-        run(kernel, first_chunk, table, chunks, constants)
-
-
-def run(kernel: Any, programs: int, table: Tensor, chunks: Tensor, constants: dict[str, int]) -> None:
-    """Start `programs` programs of a kernel; every launch of this backend passes here."""
-    kernel[(programs,)](table, chunks, **constants, **_OPTIONS)
-
-
-@functools.lru_cache(maxsize=4096)
-def _size(grid: Grid) -> tuple[int, int]:
-    return grid.rows * grid.blocks_per_row, grid.row
-
-
-@functools.lru_cache(maxsize=32)
-def _chunk_table(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which record each program works on; kept, because it changes with formats and shapes only."""
-    table = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), torch.tensor(counts))
-    return _to_device(table, device)
-
-
-def _to_device(table: Tensor, device: torch.device) -> Tensor:
-    """Copy a table without waiting for the device."""
-    return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
+    start(kernel, Variant(states[0].codes.device, tuple(constants.items())), [record])

@@ -1,7 +1,8 @@
 """What a program reads about its item: numbers in the item's record, and states through them.
 
 A record is a run of int64 numbers: the head that `tiles` names, addresses and keys, five numbers
-for each of three states, and the constants of the rule as fp32 bit patterns. `launch` writes it.
+for each of three states, the constants of the rule as fp32 bit patterns, and where the first
+element lies in the whole parameter. `tables` writes it.
 """
 
 import triton
@@ -16,7 +17,8 @@ STATES = tl.constexpr(7)
 STATE_SIZE = tl.constexpr(5)
 DATA, SCALES, KEY, LOWEST, SHIFT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 CONSTANTS = tl.constexpr(22)
-SIZE = tl.constexpr(31)
+FIRST_ELEMENT = tl.constexpr(31)
+SIZE = tl.constexpr(32)
 
 
 @triton.jit
@@ -62,7 +64,7 @@ def store_state(
 ):
     """Encode finite values into a packed state with the given scales; return what they decode to."""
     lowest, shift = levels(item, index)
-    random = codec.random_bits(state_field(item, index, KEY), tile) if NOISY else 0
+    random = codec.random_bits(state_field(item, index, KEY), tile, tl.load(item + FIRST_ELEMENT)) if NOISY else 0
     code = codec.encode(value, scale, lowest, shift, random, FAMILY, BITS, NOISY)
     codec.pack(state_field(item, index, DATA), tile, code, BITS)
     scales = state_field(item, index, SCALES).to(tl.pointer_type(tl.float32))
@@ -95,7 +97,7 @@ def load_weight(item, tile, DTYPE: tl.constexpr, RESIDUAL_BITS: tl.constexpr):
 def store_weight(item, tile, weight, DTYPE: tl.constexpr, RESIDUAL_BITS: tl.constexpr, STOCHASTIC: tl.constexpr):
     """Store the weights, rounded as the item says."""
     noisy: tl.constexpr = STOCHASTIC and RESIDUAL_BITS < 16
-    random = codec.random_bits(tl.load(item + WEIGHT_KEY), tile) if noisy else 0
+    random = codec.random_bits(tl.load(item + WEIGHT_KEY), tile, tl.load(item + FIRST_ELEMENT)) if noisy else 0
     if RESIDUAL_BITS > 0 or (noisy and DTYPE == BFLOAT16):
         weight, code = codec.split(weight, random, RESIDUAL_BITS, noisy)
         codec.pack(tl.load(item + RESIDUAL), tile, code, RESIDUAL_BITS)

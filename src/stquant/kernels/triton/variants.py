@@ -1,8 +1,8 @@
 """Kernels compiled ahead of time, for architectures that need not be present.
 
-`covering` lists few variants in which all compile-time choices, or all pairs of them, occur;
-`compile_` gives the machine code of one, `cost` what it costs. Tests and the table in the docs are
-made from these.
+`pairs` lists few jobs in which all pairs of choices occur, the architecture being one of them;
+`compile_` gives the machine code of a job, `cost` what it costs. Tests and the table in the docs
+are made from these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stquant.kernels.triton import steps, transfers
-from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, RAGGED_CHUNK, options
+from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, RAGGED_CHUNK
+from stquant.kernels.triton.tables import options
 
 ARCHITECTURES: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -37,10 +38,27 @@ SIGNED = ((1, 0, 0), (2, 0, 1), (2, 2, 1), (2, 3, 1), (2, 2, 0), (3, 4, 0), (3, 
 """Family, bits and prepay of a momentum."""
 SQUARES = ((1, 0, 0), (4, 0, 0), (4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 4, 1), (4, 5, 0), (4, 6, 0), (4, 8, 0))
 """Family, bits and whether rounding is stochastic of an average of squares."""
+SECONDS = (*SQUARES, "sgd", "lion")
+"""The same, and the rules without one."""
 WEIGHTS = ((0, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (1, 1, 0, 1), (1, 1, 8, 1), (1, 0, 16, 0), (2, 2, 0, 1))
 """Dtypes of parameter and gradient (fp32, bf16, fp16), bits of the residual, stochastic rounding."""
 BLOCKS = ((128, 1), (128, 0), (32, 1), (MAX_RAGGED_BLOCK, 0), (1024, 1))
 """Block, and whether rows are made of whole blocks."""
+
+Kinds = Sequence[Sequence[Any]]
+"""Lists to choose from: a momentum, a second state or a rule, weights, a block, an architecture."""
+MANY: Kinds = (SIGNED, SECONDS, WEIGHTS, BLOCKS, tuple(ARCHITECTURES))
+FEW: Kinds = (
+    ((1, 0, 0), (2, 2, 1), (3, 4, 0), (3, 8, 0)),
+    ((1, 0, 0), (4, 1, 1), (4, 4, 1), (4, 8, 0), "sgd", "lion"),
+    ((0, 0, 0, 0), (1, 1, 8, 1), (1, 0, 16, 0), (2, 2, 0, 1)),
+    ((128, 1), (128, 0), (1024, 1)),
+    tuple(ARCHITECTURES),
+)
+"""What the tests compile pairs of: a minute's worth."""
+
+Job = tuple[str, str, dict[str, int]]
+"""Architecture, kernel, and its constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,9 @@ class Cost:
         registers: Vector registers of a thread.
         loads: Loads from memory, and how many of them are 128 bits wide.
         stores: The same for stores.
-        spills: Loads and stores of spilled registers.
+        spills: Loads and stores of registers spilled to memory.
+        parked: Scalar registers that ROCm's compiler keeps in lanes of vector registers for lack of
+            scalar ones; nothing of that goes to memory.
         instructions: Instructions of the kernel.
     """
 
@@ -59,35 +79,53 @@ class Cost:
     loads: tuple[int, int]
     stores: tuple[int, int]
     spills: int
+    parked: int
     instructions: int
 
 
-def every() -> list[dict[str, int]]:
-    """Every variant of the AdamW kernel."""
-    return [adam(*choice) for choice in itertools.product(SIGNED, SQUARES, WEIGHTS, BLOCKS, (0, 1), (0, 1))]
+def every(architectures: Sequence[str]) -> list[Job]:
+    """Every combination, of AdamW with all options."""
+    rows = itertools.product(architectures, SIGNED, SECONDS, WEIGHTS, BLOCKS, (0, 1), (0, 1))
+    return [(architecture, *kernel(*choices)) for architecture, *choices in rows]  # type: ignore[arg-type]
 
 
-def covering(strength: int, seed: int = 0) -> list[dict[str, int]]:
-    """Variants in which every `strength` choices of different kinds occur together at least once."""
-    kinds: Sequence[Sequence[Any]] = (SIGNED, SQUARES, WEIGHTS, BLOCKS)
+def pairs(kinds: Kinds, seed: int = 0) -> list[Job]:
+    """Few jobs in which every two choices of different lists occur together."""
     missing = {
-        tuple(zip(places, values, strict=True))
-        for places in itertools.combinations(range(len(kinds)), strength)
-        for values in itertools.product(*(range(len(kinds[place])) for place in places))
+        pair
+        for one, two in itertools.combinations(range(len(kinds)), 2)
+        for pair in itertools.product(
+            ((one, i) for i in range(len(kinds[one]))), ((two, i) for i in range(len(kinds[two])))
+        )
     }
     draw = random.Random(seed)
-    chosen: list[dict[str, int]] = []
+    jobs: list[Job] = []
     while missing:
-        candidates = [tuple(draw.randrange(len(kind)) for kind in kinds) for _ in range(50)]
-        best = max(candidates, key=lambda row: len(missing & _parts(row, strength)))
-        missing -= _parts(best, strength)
-        first, second, weight, block = (kind[i] for kind, i in zip(kinds, best, strict=True))
-        chosen.append(adam(first, second, weight, block, len(chosen) % 2, 0))
-    return chosen
+        wanted = dict(min(missing))
+        rows = [[wanted.get(place, draw.randrange(len(kind))) for place, kind in enumerate(kinds)] for _ in range(200)]
+        best = max(rows, key=lambda row: len(missing.intersection(itertools.combinations(enumerate(row), 2))))
+        missing.difference_update(itertools.combinations(enumerate(best), 2))
+        first, second, weight, block, architecture = (kind[i] for kind, i in zip(kinds, best, strict=True))
+        jobs.append((architecture, *kernel(first, second, weight, block, len(jobs) % 2)))
+    return jobs
 
 
-def _parts(row: tuple[int, ...], strength: int) -> set[tuple[tuple[int, int], ...]]:
-    return set(itertools.combinations(enumerate(row), strength))
+def kernel(
+    first: Sequence[int],
+    second: Sequence[int] | str,
+    weight: Sequence[int],
+    block: Sequence[int],
+    maximize: int = 0,
+    decayed: int = 0,
+) -> tuple[str, dict[str, int]]:
+    """The kernel of choices from the lists above, and its constants."""
+    if not isinstance(second, str):
+        return "adam", adam(first, second, weight, block, maximize, decayed)
+    constants = adam(first, (0, 0, 0), weight, block, maximize, 1)
+    taken = {"sgd": ("DECAYED", "PREPAY", "NESTEROV"), "lion": ()}[second]
+    constants["NESTEROV"] = maximize
+    left_out = {"DECAYED", "PREPAY", "NESTEROV", "SECOND", "SECOND_BITS", "NOISY", "MAXIMUM"} - {*taken}
+    return second, {name: value for name, value in constants.items() if name not in left_out}
 
 
 def adam(
@@ -106,18 +144,12 @@ def adam(
     )
 
 
-def others() -> list[tuple[str, dict[str, int]]]:
-    """A few variants of each of the other kernels."""
-    found = []
-    for (family, bits, prepay), whole in zip(SIGNED[::3], (1, 0, 1), strict=True):
-        head = {"PARAM": 1, "GRAD": 1, "RESIDUAL_BITS": 4, "STOCHASTIC": 1, "MAXIMIZE": 0}
-        first = {"FIRST": family, "FIRST_BITS": bits}
-        tail = {"WHOLE": whole, "BLOCKS": _blocks(128, whole), "BLOCK": 128}
-        found.append(("sgd", {**head, "DECAYED": 1, **first, "PREPAY": prepay, "NESTEROV": 1, **tail}))
-        found.append(("lion", {**head, **first, **tail}))
-        for kernel in ("decode", "encode", "recode", "stats"):
-            target = {"TO_FAMILY": 4 if whole else 3, "TO_BITS": 4}
-            found.append((kernel, {"DTYPE": whole, "FAMILY": 4, "BITS": 3 + whole, **target, **tail}))
+def transfers_of(architectures: Sequence[str]) -> list[Job]:
+    """Two variants of each of the kernels that take no step; the architectures take turns."""
+    turns, found = itertools.cycle(architectures), []
+    for name, whole in itertools.product(("decode", "encode", "recode", "stats"), (0, 1)):
+        constants = {"DTYPE": whole, "FAMILY": 4, "BITS": 3 + whole, "TO_FAMILY": 4 if whole else 3, "TO_BITS": 4}
+        found.append((next(turns), name, {**constants, "WHOLE": whole, "BLOCKS": _blocks(128, whole), "BLOCK": 128}))
     return found
 
 
@@ -125,13 +157,13 @@ def _blocks(block: int, whole: int) -> int:
     return max(1, (CHUNK if whole else RAGGED_CHUNK) // block)
 
 
-def compile_(architecture: str, constants: Mapping[str, int], kernel: str = "adam") -> Any:
-    """Compile a variant for an architecture; the result's `asm` holds its machine code.
+def compile_(architecture: str, name: str, constants: Mapping[str, int]) -> Any:
+    """Compile a kernel for an architecture; the result's `asm` holds its machine code.
 
     Raises:
         RuntimeError: This process has loaded the kernels into triton's interpreter.
     """
-    function = getattr(steps if hasattr(steps, kernel) else transfers, kernel)
+    function = getattr(steps if hasattr(steps, name) else transfers, name)
     if not isinstance(function, triton.JITFunction):
         raise RuntimeError("the kernels are loaded into the interpreter; unset TRITON_INTERPRET to compile them")
     signature = {"items": "*i64", "chunks": "*i32", **dict.fromkeys(constants, "constexpr")}
@@ -160,13 +192,14 @@ def _cuda_cost(compiled: Any) -> Cost:
         _count(mnemonics, "LDG", "128"),
         _count(mnemonics, "STG", "128"),
         sum(name.startswith(("LDL", "STL")) for name in mnemonics),
+        0,
         len(mnemonics),
     )
 
 
 def _hip_cost(code: str) -> Cost:
     mnemonics = re.findall(r"^\t([a-z]\w+)", code, re.MULTILINE)
-    spilled = sum(map(int, re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", code)))
+    spilled, parked = (int(re.findall(rf"\.{kind}gpr_spill_count:\s*(\d+)", code)[0]) for kind in "vs")
     registers = re.search(r"\.vgpr_count:\s*(\d+)", code)
     assert registers is not None
     return Cost(
@@ -174,6 +207,7 @@ def _hip_cost(code: str) -> Cost:
         _count(mnemonics, ("global_load", "buffer_load"), "x4"),
         _count(mnemonics, ("global_store", "buffer_store"), "x4"),
         spilled + sum(name.startswith("scratch_") for name in mnemonics),
+        parked,
         len(mnemonics),
     )
 
