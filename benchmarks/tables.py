@@ -408,16 +408,17 @@ def value(query: str) -> str:
 
     Args:
         query: Name of the record, keys that lead to the number, and its format, separated by
-            blanks, with underscores for blanks within; "key=value" picks the one entry of a list.
+            blanks, with underscores for blanks within; "key=value,key=value" picks the one such
+            entry of a list.
     """
     name, *path, form = query.split()
     found: Any = load(name)
     for part in path:
-        key, equals, wanted = part.partition("=")
-        if equals:
-            (found,) = [entry for entry in found if str(entry[key]).replace(" ", "_") == wanted]
+        if "=" in part:
+            wanted = [pair.split("=") for pair in part.split(",")]
+            (found,) = [e for e in found if all(str(e[key]).replace(" ", "_") == text for key, text in wanted)]
         else:
-            found = found[key]
+            found = found[part]
     return f"{found:{form}}".replace("%", " %")
 
 
