@@ -321,7 +321,7 @@ def evidence(name: str, *workloads: str) -> str:
     found = load(f"evidence_{name}")
     chosen = [row for row in found["rows"] if not workloads or row["workload"] in workloads]
     head = ["contender", "seeds", "state bytes per parameter", "bits, packed states", "held-out loss"]
-    head += ["gap", "upper bound", "margin", "non-inferior", "gap is"]
+    head += ["gap", "upper bound", "margin", "shown non-inferior", "gap is"]
     if len({row["workload"] for row in chosen}) > 1:
         return table(["workload, " + head[0], *head[1:]], [_contender(row, True, found) for row in chosen])
     return table(head, [_contender(row, False, found) for row in chosen])
