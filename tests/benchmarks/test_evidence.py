@@ -38,7 +38,11 @@ def test_every_contender_runs(contender: str) -> None:
     assert (run["packed_bits"] is None) == (CONTENDERS[contender].kind not in ("ours", "recipe"))
 
 
-@pytest.mark.parametrize("name", sorted({cell.workload for cell in REGISTERED} - {"minilm", "gpt2-10M"}))
+LARGE = {"minilm", "gpt2-1M", "gpt2-3M", "gpt2-10M"}
+"""Workloads that take long even at toy size; the sizes differ in two numbers only."""
+
+
+@pytest.mark.parametrize("name", sorted({cell.workload.partition("@")[0] for cell in REGISTERED} - LARGE))
 def test_every_workload_runs(name: str) -> None:
     run = cells.run(Cell(name, "2+1 bits", SEEDS[0]), STEPS)
     assert math.isfinite(run["loss"])
