@@ -395,7 +395,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-formats": calibration_formats,
     "variants": variants,
     **{f"evidence-{name}": functools.partial(evidence, "quality", name) for name in ("gpt2", "vit", "clip")},
-    **{f"evidence-{name}": functools.partial(evidence, name) for name in ("stress", "sizes", "finetune")},
+    "evidence-stress": functools.partial(evidence, "stress"),
     "evidence-beaten": evidence_beaten,
     "evidence-tuning": evidence_tuning,
     "evidence-cost": evidence_cost,

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.func import functional_call
+from evidence.arithmetic import ComputeInFloat32
 
 from stquant.jobs.contenders import contender
 from stquant.jobs.demo import MODELS, seed_spread
@@ -75,24 +74,6 @@ ROWS = {
     "SGD, mulaw4": Row("sgd:mulaw4", "SGD, fp32"),
     "AdamW 2+1, bf16 throughout, 8-bit residual": Row("2+1", ADAMW_21, 8, torch.bfloat16, seeds=1),
 }
-
-
-class ComputeInFloat32(nn.Module):
-    """A model whose parameters have any dtype and whose arithmetic is fp32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **batch: torch.Tensor) -> Any:
-        """Return what the model returns for the batch."""
-        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        widened = {name: _widen(value) for name, value in named}
-        return functional_call(self.model, widened, kwargs={key: _widen(value) for key, value in batch.items()})
-
-
-def _widen(value: torch.Tensor) -> torch.Tensor:
-    return value.float() if value.is_floating_point() else value
 
 
 def train(model: str, name: str, seed: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def main() -> None:
     parser.add_argument("--smoke", type=int, metavar="STEPS", help="every row once, on one seed, in so many steps")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.smoke and options.out == RESULTS:
+        parser.error("--smoke needs a folder of its own, so that toy runs stay out of the records: --out FOLDER")
     for name in options.files:
         cells = list(FILES[name].cells())
         if options.smoke:

@@ -22,7 +22,8 @@ from stquant.jobs.training import FINAL_EVALUATIONS, Run
 from stquant.report import record
 from stquant.report.memory import live
 
-from .contenders import CONTENDERS, ComputeInFloat32, why_missing
+from .arithmetic import ComputeInFloat32
+from .contenders import CONTENDERS, why_missing
 from .plan import Cell
 from .workloads import workload
 

@@ -24,7 +24,7 @@ COLOURS = {"fp32": "#888888", "rival": "#d1495b", "recipe": "#edae49", "ours": "
 def draw(found: dict[str, Any], target: Path) -> None:
     """Draw the rows of the main workloads; whiskers are two-sided intervals."""
     # Names and dates that change from run to run would make every drawing another file.
-    plt.rcParams["svg.hashsalt"] = "frontier"
+    plt.rcParams.update({"svg.hashsalt": "frontier", "svg.fonttype": "none"})
     figure, axes = plt.subplots(1, len(MAIN), figsize=(15, 5), layout="constrained")
     for axis, workload in zip(axes, MAIN, strict=True):
         rows = [row for row in found["rows"] if row["workload"] == workload and row.get("gap") is not None]

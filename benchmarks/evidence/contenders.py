@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import stquant
 from stquant.codecs import catalog
@@ -232,21 +231,3 @@ CONTENDERS = {
     "2+1 bits, bf16, 8-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=1), 8), BF16),
     "2+1 bits, bf16, 4-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=1), 4), BF16),
 }
-
-
-class ComputeInFloat32(nn.Module):
-    """A model whose parameters have any dtype and whose arithmetic is fp32."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **batch: Tensor) -> Any:
-        """Return what the model returns for the batch."""
-        named = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        widened = {name: _widen(value) for name, value in named}
-        return functional_call(self.model, widened, kwargs={key: _widen(value) for key, value in batch.items()})
-
-
-def _widen(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stquant.jobs.workloads import WORKLOADS, Batch, Workload
+from stquant.jobs.workloads import GPT2_CONTEXT, WORKLOADS, Batch, Workload, gpt2, windows
 
 from . import corpora
 
@@ -22,8 +22,8 @@ STEPS = 300
 PEAK = {"gpt2": 2e-3, "vit": 5e-4, "clip": 1e-3}
 """Learning rates of fp32 AdamW on the main workloads, the best that `tuning` found."""
 
-SIZES = {"0.3M": (96, 2), "1M": (144, 4), "3M": (192, 7), "10M": (320, 8)}
-"""Width and layers of GPT-2."""
+SIZES = {"0.3M": (96, 2, 4), "1M": (144, 4, 4), "3M": (192, 7, 3), "10M": (320, 8, 5)}
+"""Width, layers and heads of GPT-2."""
 
 SIZE_STEPS = 100
 LONG = 10
@@ -94,15 +94,15 @@ def _rare_rows() -> Workload:
     """GPT-2 on words: most rows of its embedding see a gradient in few steps."""
 
     def build() -> nn.Module:
-        return gpt2(64, 2, corpora.VOCABULARY)
+        return gpt2(64, 2, vocabulary=corpora.VOCABULARY)
 
     def train(generator: torch.Generator) -> Batch:
         text = corpora.words()[0]
-        return windows(text, torch.randint(len(text) - CONTEXT, (8,), generator=generator))
+        return windows(text, torch.randint(len(text) - GPT2_CONTEXT, (8,), generator=generator))
 
     def validation() -> list[Batch]:
         text = corpora.words()[1]
-        return [windows(text, part) for part in torch.linspace(0, len(text) - CONTEXT - 1, 64).long().split(32)]
+        return [windows(text, part) for part in torch.linspace(0, len(text) - GPT2_CONTEXT - 1, 64).long().split(32)]
 
     return _main("gpt2", name="rare rows", build=build, train_batch=train, validation=validation)
 
@@ -115,41 +115,20 @@ def _switch() -> Workload:
         if step < STEPS // 2:
             return batch
         draw = torch.Generator().manual_seed(step + 1000003 * int(batch["input_ids"].sum()))
-        return windows(text, torch.randint(len(text) - CONTEXT, (8,), generator=draw))
+        return windows(text, torch.randint(len(text) - GPT2_CONTEXT, (8,), generator=draw))
 
     def validation() -> list[Batch]:
         text = corpora.headers()[1]
-        return [windows(text, part) for part in torch.linspace(0, len(text) - CONTEXT - 1, 128).long().split(64)]
+        return [windows(text, part) for part in torch.linspace(0, len(text) - GPT2_CONTEXT - 1, 128).long().split(64)]
 
     return _changing(_main("gpt2"), change, name="switch", validation=validation)
 
 
-CONTEXT = 64
-
-
-def windows(text: Tensor, starts: Tensor) -> Batch:
-    """Return windows of a text as inputs and labels."""
-    tokens = text[starts[:, None] + torch.arange(CONTEXT)].long()
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def gpt2(width: int, layers: int, vocabulary: int = 256) -> nn.Module:
-    """Return a GPT-2 with heads of 32, or of 24 or 48 where the width asks for it."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    heads = 4 if width < 192 else width // 64 if width % 64 == 0 else width // 48
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    size = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": CONTEXT, "vocab_size": vocabulary}
-    model: nn.Module = GPT2LMHeadModel(GPT2Config(**size, **none, use_cache=False, bos_token_id=0, eos_token_id=0))
-    model.loss_type = "ForCausalLM"  # type: ignore[assignment]  # what it falls back to, with a warning
-    return model
-
-
 def _sized(size: str) -> Workload:
     """GPT-2 of a size; beyond the main width the rate falls as the width grows."""
-    width, layers = SIZES[size]
+    width, layers, heads = SIZES[size]
     peak = PEAK["gpt2"] * min(1.0, 128 / width)
-    return _main("gpt2", name=f"gpt2-{size}", build=lambda: gpt2(width, layers), steps=SIZE_STEPS, lr=peak)
+    return _main("gpt2", name=f"gpt2-{size}", build=lambda: gpt2(width, layers, heads), steps=SIZE_STEPS, lr=peak)
 
 
 class _Classifier(nn.Module):

@@ -56,15 +56,16 @@ class Workload:
         return self.train_batch(torch.Generator().manual_seed((seed << 32) + step))
 
 
-def _gpt2() -> nn.Module:
+def gpt2(width: int = 128, layers: int = 2, heads: int = 4, vocabulary: int = 256) -> nn.Module:
+    """Return transformers' GPT-2 without dropout, for windows of `GPT2_CONTEXT` tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=256,
+        vocab_size=vocabulary,
         n_positions=GPT2_CONTEXT,
-        n_embd=128,
-        n_layer=2,
-        n_head=4,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -108,20 +109,21 @@ def _clip() -> nn.Module:
     return model
 
 
-def _windows(text: Tensor, starts: Tensor) -> Batch:
+def windows(text: Tensor, starts: Tensor) -> Batch:
+    """Return the windows of a text that begin at `starts`, as inputs and labels."""
     tokens = text[starts[:, None] + torch.arange(GPT2_CONTEXT)].long()
     return {"input_ids": tokens, "labels": tokens}
 
 
 def _text_batch(generator: torch.Generator) -> Batch:
     text = standard_library_text().train
-    return _windows(text, torch.randint(len(text) - GPT2_CONTEXT, (8,), generator=generator))
+    return windows(text, torch.randint(len(text) - GPT2_CONTEXT, (8,), generator=generator))
 
 
 def _text_validation() -> list[Batch]:
     text = standard_library_text().validation
     starts = torch.linspace(0, len(text) - GPT2_CONTEXT - 1, 128).long()
-    return [_windows(text, part) for part in torch.split(starts, 64)]
+    return [windows(text, part) for part in torch.split(starts, 64)]
 
 
 def _digit_batch(generator: torch.Generator) -> Batch:
@@ -189,7 +191,7 @@ def _pair_losses(output: Any, batch: Batch) -> Tensor:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("gpt2", _gpt2, _text_batch, _text_validation, _token_losses, 600, 2e-3, (0.9, 0.95), 0.1),
+        Workload("gpt2", gpt2, _text_batch, _text_validation, _token_losses, 600, 2e-3, (0.9, 0.95), 0.1),
         Workload("vit", _vit, _digit_batch, _digit_validation, _class_losses, 500, 1e-3, (0.9, 0.999), 0.05),
         Workload("clip", _clip, _caption_batch, _caption_validation, _pair_losses, 500, 1e-3, (0.9, 0.98), 0.1),
     )

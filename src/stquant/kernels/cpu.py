@@ -188,7 +188,7 @@ def why_not(item: Item) -> str | None:
         return "a running maximum next to packed states"
     if grid is not None and grid.block > _cpu.MAX_BLOCK:
         return f"blocks of more than {_cpu.MAX_BLOCK}"
-    if item.box is not None and records.strides(records.grid_of(item)) is None:
+    if item.box is not None and records.strides(item.grid) is None:
         return "the parameter is sharded along several dimensions between the first and the last"
     return _why_not_tensors(tensors)
 

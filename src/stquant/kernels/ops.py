@@ -80,6 +80,18 @@ class Item:
     memo: Memo | None = None
     counter: Tensor | None = None
 
+    @property
+    def grid(self) -> Grid:
+        """The grid of the states, or what serves for one if none is packed."""
+        for state in self.states.values():
+            if not isinstance(state, Tensor):
+                return state.grid
+        if self.residual is not None:
+            return self.residual.grid
+        if self.box is None or not self.stochastic:
+            return Grid((self.param.numel(),), 0, 128)
+        return Grid.of(self.box.whole, 128, self.box)
+
 
 @dataclass(frozen=True, slots=True)
 class AdamRule:

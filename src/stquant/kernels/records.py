@@ -73,7 +73,7 @@ def head(item: Item, names: Sequence[str], rule: Rule) -> bytes:
     for name in names:
         states += _state_fields(item, name, rule.seed)
     return _HEAD.pack(
-        *_grid_fields(grid_of(item)),
+        *_grid_fields(item.grid),
         item.param.data_ptr(),
         _DTYPES[item.param.dtype],
         item.grad.data_ptr(),
@@ -120,18 +120,6 @@ def samples(items: Sequence[Item]) -> Iterator[bytes]:
             for piece in sampled(item):
                 rows, blocks = piece.rows, piece.blocks
                 yield _SAMPLED.pack(number, rows.start, rows.stop, rows.step or 1, blocks.start, blocks.stop)
-
-
-def grid_of(item: Item) -> Grid:
-    """Return the grid of an item's states, or what serves for one if none is packed."""
-    for state in item.states.values():
-        if not isinstance(state, Tensor):
-            return state.grid
-    if item.residual is not None:
-        return item.residual.grid
-    if item.box is None or not item.stochastic:
-        return Grid((item.param.numel(),), 0, 128)
-    return Grid.of(item.box.whole, 128, item.box)
 
 
 @functools.lru_cache(maxsize=4096)

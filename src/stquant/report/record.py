@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("stquant", "torch", "transformers", "mlxtend")
+_PACKAGES = (
+    "stquant",
+    "torch",
+    "transformers",
+    "mlxtend",
+    "torchao",
+    "bitsandbytes",
+    "adam-mini",
+    "flashoptim",
+    "solow",
+)
+"""Those whose version a measurement depends on, as far as they are installed."""
 
 
 def conditions() -> dict[str, Any]:

@@ -121,7 +121,7 @@ def why_not_captured(item: Item, rule: Rule) -> str | None:
 
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if these kernels do."""
-    if item.box is not None and _first(_grid(item)) is None and _draws(item):
+    if item.box is not None and _first(item.grid) is None and _draws(item):
         return _CUT
     tensors = [item.param, item.grad]
     grid = None
@@ -216,7 +216,7 @@ def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
         "STOCHASTIC": int(item.stochastic and item.param.dtype is not torch.float32),
         "MAXIMIZE": int(rule.maximize),
         **step.variant(item, rule),
-        **_geometry(_grid(item), plain),
+        **_geometry(item.grid, plain),
     }
     return Variant(item.param.device, tuple(constants.items()))
 
@@ -319,24 +319,13 @@ def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
             fields += _state_fields(state, key(Stream.EXP_AVG_SQ) if drawn else 0)
     fields += _NO_STATE * (3 - len(step.states))
     constants = _NO_CONSTANTS if item.counter is not None else step.constants(rule, item.step)
-    grid = _grid(item)
+    grid = item.grid
     return Record(grid, tuple(fields), constants, _first(grid) or 0, item.counter)
 
 
 def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
     lowest = _ONE + state.octaves.lo * (1 << _MANTISSA)
     return (state.codes.data_ptr(), state.scales.data_ptr(), key, lowest, _MANTISSA + state.octaves.log2_step)
-
-
-def _grid(item: Item) -> Grid:
-    for state in item.states.values():
-        if not isinstance(state, Tensor):
-            return state.grid
-    if item.residual is not None:
-        return item.residual.grid
-    if item.box is None or not item.stochastic:
-        return Grid((item.param.numel(),), 0, 128)
-    return Grid.of(item.box.whole, 128, item.box)
 
 
 def _draws(item: Item) -> bool:
