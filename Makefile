@@ -39,7 +39,7 @@ browser:
 	echo "no browser was found or could be installed; the tests of the report's page in a browser are skipped"
 
 tables: $(VENV)/.dev
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python -m benchmarks.tables
 
 # The documentation as a site, in build/site; the tests build it, too.
 docs: $(VENV)/.dev

@@ -6,33 +6,22 @@ Run: make tables; with --check nothing is written and the exit status says wheth
 """
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evidence import tables as evidence
+from benchmarks.records import load, table
+
 from stquant.codecs.format import RECIPE_FAMILIES
 from stquant.policy.policies import Recipe
 from stquant.report.formats import describe
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([^>]+) -->)[^<]*(<!-- end -->)")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is text, the others are numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
-
-
-def load(name: str) -> dict[str, Any]:
-    """Return a recorded measurement."""
-    loaded: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return loaded
 
 
 RECIPES = {family.value for family in RECIPE_FAMILIES}
@@ -316,65 +305,6 @@ def adaptive() -> str:
     return table(head, rows)
 
 
-def evidence(name: str, *workloads: str) -> str:
-    """Every contender's gap to fp32 AdamW, on some workloads or on all of a file."""
-    found = load(f"evidence_{name}")
-    chosen = [row for row in found["rows"] if not workloads or row["workload"] in workloads]
-    head = ["contender", "seeds", "state bytes per parameter", "bits, packed states", "held-out loss"]
-    head += ["gap", "upper bound", "margin", "shown non-inferior", "gap is"]
-    if len({row["workload"] for row in chosen}) > 1:
-        return table(["workload, " + head[0], *head[1:]], [_contender(row, True, found) for row in chosen])
-    return table(head, [_contender(row, False, found) for row in chosen])
-
-
-def _contender(row: dict[str, Any], with_workload: bool, found: dict[str, Any]) -> list[str]:
-    name = f"{row['workload']}, {row['contender']}" if with_workload else row["contender"]
-    if "missing" in row:
-        return [name, *["-"] * 8, f"not run: {row['missing'].split(':')[0]}"]
-    held = f"{row['state_bytes'] / row['parameters']:.3f}"
-    packed = "" if row["packed_bits"] is None else f"{row['packed_bits']:.2f}"
-    loss = "diverged" if row["loss"] is None else f"{row['loss']:.4f}"
-    start = [name, str(row["seeds"]), held, packed, loss]
-    if row.get("gap") is None:
-        return [*start, *[""] * 5]
-    margin = "" if row["spread"] is None else f"{found['margin'] * row['spread']:.4f}"
-    bound = f"{row['upper']:+.4f}" if "upper" in row else ""
-    verdict = {None: "", True: "yes", False: "no"}[row.get("non_inferior")]
-    return [*start, f"{row['gap']:+.4f}", bound, margin, verdict, row["verdict"]]
-
-
-def evidence_beaten() -> str:
-    """Where a contender that holds no more bytes is significantly better than one of ours."""
-    rows = [
-        [f"{row['workload']}, {row['ours']}", row["by"], f"{row['gap']:+.4f}", f"{row['interval'][1]:+.4f}"]
-        for name in EVIDENCE
-        if (RESULTS / f"evidence_{name}.json").exists()
-        for row in load(f"evidence_{name}")["beaten"]
-    ]
-    return table(["ours", "beaten by", "difference of loss", "upper bound"], rows or [["none", "", "", ""]])
-
-
-def evidence_tuning() -> str:
-    """Held-out losses of fp32 AdamW by learning rate and b1."""
-    rows = [[f"{run['workload']}, {run['contender']}", f"{run['loss']:.4f}"] for run in load("evidence_tuning")["runs"]]
-    return table(["workload@rate, optimizer", "held-out loss"], sorted(rows))
-
-
-def evidence_cost() -> str:
-    """Core-minutes that each file of evidence took."""
-    rows = []
-    for name in ("tuning", *EVIDENCE):
-        if not (RESULTS / f"evidence_{name}.json").exists():
-            rows.append([name, "not run yet", ""])
-            continue
-        runs = load(f"evidence_{name}")["runs"]
-        minutes = sum(run.get("cpu_seconds", 0.0) for run in runs) / 60
-        rows.append([name, str(len(runs)), f"{minutes:.0f}"])
-    return table(["evidence", "runs", "core-minutes"], rows)
-
-
-EVIDENCE = ("quality", "stress", "sizes", "finetune")
-
 TABLES: dict[str, Callable[[], str]] = {
     "formats-signed": lambda: formats(signed=True),
     "formats-non-negative": lambda: formats(signed=False),
@@ -394,11 +324,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-weights": calibration_weights,
     "calibration-formats": calibration_formats,
     "variants": variants,
-    **{f"evidence-{name}": functools.partial(evidence, "quality", name) for name in ("gpt2", "vit", "clip")},
-    "evidence-stress": functools.partial(evidence, "stress"),
-    "evidence-beaten": evidence_beaten,
-    "evidence-tuning": evidence_tuning,
-    "evidence-cost": evidence_cost,
+    **{f"evidence-{name}": functools.partial(evidence.gaps, "quality", name) for name in ("gpt2", "vit", "clip")},
+    "evidence-stress": functools.partial(evidence.gaps, "stress"),
+    "evidence-beaten": evidence.beaten,
+    "evidence-tuning": evidence.tuning,
+    "evidence-cost": evidence.cost,
+    "evidence-plan": evidence.plan,
     "triton-kernels": triton_kernels,
 }
 
@@ -430,7 +361,7 @@ def fill(text: str) -> str:
 
 def main() -> None:
     stale = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text()
         if (new := fill(text)) != text:
             stale.append(path.name)

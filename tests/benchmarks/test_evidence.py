@@ -12,8 +12,9 @@ import pytest
 import torch
 from benchmarks.evidence import __main__ as command
 from benchmarks.evidence import cells, chart, plan, summary, workloads
-from benchmarks.evidence.contenders import CONTENDERS, QuasiHyperbolicAdam
+from benchmarks.evidence.contenders import CONTENDERS, TUNED_B1, QuasiHyperbolicAdam
 from benchmarks.evidence.plan import FILES, SEEDS, YARDSTICK, Cell
+from benchmarks.records import load
 
 STEPS = 2
 REGISTERED = {cell for evidence in FILES.values() for cell in evidence.cells()}
@@ -97,6 +98,15 @@ def test_seeds_of_evidence_are_those_of_nothing_else() -> None:
     assert not {0, 1, 2, 3, 4, 11, 12, 21, 22} & set(SEEDS)
     main = [cell for cell in FILES["quality"].cells() if cell.contender in plan.MAIN_ROWS]
     assert len({cell.seed for cell in main}) >= 5
+
+
+def test_rates_and_b1_are_the_best_that_were_tried() -> None:
+    losses = {(run["workload"], run["contender"]): run["loss"] for run in load("evidence_tuning")["runs"]}
+    for name in plan.MAIN:
+        rates = {rate: losses[f"{name}@{rate:g}", YARDSTICK] for rate in plan.PEAKS[name]}
+        assert min(rates, key=rates.__getitem__) == workloads.PEAK[name]
+        decays = {b1: losses[name, f"torch AdamW, b1 {b1}"] for b1 in (0.5, 0.8)}
+        assert min(decays, key=decays.__getitem__) == TUNED_B1[name]
 
 
 def test_files_stay_below_their_budget() -> None:
