@@ -17,12 +17,12 @@ from stquant.report.memory import held_bytes, state_bytes
 
 LR = 1e-6
 TARGET = Path(__file__).parent / "results" / "bytes_per_parameter.json"
-COMPACT = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
+COMPACT = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log0")
 ROWS: list[tuple[str, torch.dtype, Any]] = [
     ("torch AdamW", torch.float32, None),
     ("`Fixed(bits=8)`", torch.float32, stquant.Fixed(bits=8)),
     ("`Fixed(bits=4)`", torch.float32, stquant.Fixed(bits=4)),
-    ("2 bits for `exp_avg`, 1 bit for `exp_avg_sq`", torch.float32, COMPACT),
+    ("2 bits for `exp_avg`, 0 for `exp_avg_sq`", torch.float32, COMPACT),
     ('`"adaptive"`, the default, at its limit', torch.float32, "adaptive"),
     ("`Fixed(bits=4)`, bf16 weights, 8-bit residual", torch.bfloat16, stquant.Fixed(bits=4)),
     ('`"adaptive"`, bf16 weights, 8-bit residual, at its limit', torch.bfloat16, "adaptive"),

@@ -20,12 +20,12 @@ from stquant.report import record
 
 TARGET = Path(__file__).parent / "results" / "compressed_files.json"
 STEPS, WIDTH = 20, 512
-COMPACT = stquant.Fixed(exp_avg=2, exp_avg_sq=1)
+COMPACT = stquant.Fixed(exp_avg=2, exp_avg_sq=0)
 ROWS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
     ('`"adaptive"`, the default', torch.float32, {}),
-    ("2 bits for `exp_avg`, 1 bit for `exp_avg_sq`", torch.float32, {"policy": COMPACT}),
+    ("2 bits for `exp_avg`, 0 for `exp_avg_sq`", torch.float32, {"policy": COMPACT}),
     *((f"`Fixed({bits})`", torch.float32, {"policy": stquant.Fixed(bits)}) for bits in (3, 4, 5, 6, 8)),
-    ("2 bits and 1 bit, bf16 weights, 8-bit residual", torch.bfloat16, {"policy": COMPACT}),
+    ("2 and 0 bits, bf16 weights, 8-bit residual", torch.bfloat16, {"policy": COMPACT}),
     ("`Fixed(4)`, bf16 weights, 4-bit residual", torch.bfloat16, {"policy": stquant.Fixed(4), "master_bits": 4}),
 ]
 

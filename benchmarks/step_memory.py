@@ -25,16 +25,16 @@ TARGET = Path(__file__).parent / "results" / "step_memory.json"
 STEPS = 2
 TOKENS = 8
 
-POLICY = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log1")
-"""The demo's 2+1."""
+POLICY = stquant.Fixed(exp_avg="dynamic2", exp_avg_sq="log0")
+"""The demo's 2+0."""
 
 ROWS: dict[str, tuple[torch.dtype, int | None, bool]] = {
     "torch AdamW, fp32": (torch.float32, None, False),
-    "2+1, bf16, 8-bit residual": (torch.bfloat16, 8, False),
-    "2+1, bf16, 8-bit residual, release": (torch.bfloat16, 8, True),
-    "2+1, bf16, 4-bit residual, release": (torch.bfloat16, 4, True),
+    "2+0, bf16, 8-bit residual": (torch.bfloat16, 8, False),
+    "2+0, bf16, 8-bit residual, release": (torch.bfloat16, 8, True),
+    "2+0, bf16, 4-bit residual, release": (torch.bfloat16, 4, True),
 }
-CHECKPOINTS = ("torch AdamW, fp32", "2+1, bf16, 8-bit residual", "2+1, bf16, 4-bit residual, release")
+CHECKPOINTS = ("torch AdamW, fp32", "2+0, bf16, 8-bit residual", "2+0, bf16, 4-bit residual, release")
 
 
 def build(dtype: torch.dtype, master_bits: int | None) -> tuple[Any, Any]:

@@ -186,8 +186,8 @@ stquant.register_policy("space only", lambda **data: SpaceOnly(**data))
 
 
 def _time_only(params: Params, workload: Workload, seed: int) -> torch.optim.Optimizer:
-    """The same formats for all tensors: 3 + 2 bits in the first half of the run, 2 + 1 in the second."""
-    policies = [stquant.Fixed(exp_avg=first, exp_avg_sq=second) for first, second in ((3, 2), (2, 1))]
+    """The same formats for all tensors: 2 + 2 bits in the first half of the run, 2 + 0 in the second."""
+    policies = [stquant.Fixed(exp_avg=first, exp_avg_sq=second) for first, second in ((2, 2), (2, 0))]
     optimizer = stquant.AdamW(params, policy=policies[0], seed=seed, **_options(workload))
     steps = itertools.count(1)
 
@@ -228,6 +228,7 @@ CONTENDERS = {
     **{f"budget {bits:g} bits": Contender("ours", _budget(bits)) for bits in (1.5, 2.0, 3.0, 5.0)},
     "space only": Contender("ours", _budget(2.0, SpaceOnly)),
     "time only": Contender("ours", _time_only),
-    "2+1 bits, bf16, 8-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=1), 8), BF16),
-    "2+1 bits, bf16, 4-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=1), 4), BF16),
+    "8 bits": Contender("ours", _named("8")),
+    "2+0 bits, bf16, 8-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=0), 8), BF16),
+    "2+0 bits, bf16, 4-bit residual": Contender("ours", _ours(stquant.Fixed(exp_avg=2, exp_avg_sq=0), 4), BF16),
 }

@@ -1,5 +1,8 @@
 """What is run, and what would count as a result: fixed before the runs of the seeds below.
 
+The default policy is the exception: it was changed after runs of an earlier one on these seeds had
+shown that 1 bit for `exp_avg_sq` makes them differ, and chosen anew on other seeds, 91 to 93.
+
 Learning rates and the tuned b1 come from `tuning`, which uses a seed of its own. A contender is
 non-inferior on a workload if the upper bound of its mean gap to fp32 AdamW, over paired seeds and at
 the confidence below, lies under `MARGIN` times the standard deviation of fp32 AdamW over seeds. It
@@ -44,8 +47,9 @@ OTHER_ROWS = (
     "budget 5 bits",
     "space only",
     "time only",
-    "2+1 bits, bf16, 8-bit residual",
-    "2+1 bits, bf16, 4-bit residual",
+    "2+0 bits, bf16, 8-bit residual",
+    "2+0 bits, bf16, 4-bit residual",
+    "8 bits",
     "flashoptim",
     "SOLO",
 )
@@ -54,7 +58,10 @@ OTHER_ROWS = (
 LATER_ROWS = ("2+2 bits",)
 """Registered after the main rows were seen, to find what 1 bit for `exp_avg_sq` costs; on all seeds."""
 
-STRESSED = (YARDSTICK, "adaptive", "2+1 bits", "2+0 bits")
+STRESSED = (YARDSTICK, "adaptive", "2+0 bits")
+"""The default, and the fewest bits; on all seeds. Two of the seeds were run first and seen."""
+
+STRESSES = ("large batch", "peak x8", "spikes", "rare rows", "switch", "long")
 
 OURS_AND_RIVALS = (YARDSTICK, "adaptive", "2+0 bits", "torchao 4-bit")
 
@@ -108,10 +115,12 @@ FILES = {
     "stress": Evidence(
         "Does it hold where low precision could break?",
         [
-            (("large batch", "peak x8", "spikes", "rare rows", "switch"), STRESSED, SEEDS[:2]),
-            (("long",), STRESSED, SEEDS[:2]),
+            (STRESSES, STRESSED, SEEDS),
+            (STRESSES, ("2+1 bits",), SEEDS[:2]),
+            # Whether more bits would hold where the default does not.
+            (("peak x8",), ("torch NAdam", "8 bits"), SEEDS),
         ],
-        minutes=30,
+        minutes=60,
     ),
     "sizes": Evidence(
         "How does the gap move with the size of the model?",

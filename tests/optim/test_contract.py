@@ -366,7 +366,7 @@ def test_noise_depends_on_seed_and_parameter_only() -> None:
     def train(seed: int, groups: bool) -> list[torch.Tensor]:
         params = parameters([(64, 128), (40, 160)])
         given: Any = [{"params": [p]} for p in params] if groups else params
-        optimizer = stquant.AdamW(given, lr=1e-2, seed=seed)
+        optimizer = stquant.AdamW(given, lr=1e-2, seed=seed, policy=stquant.Fixed(exp_avg=2, exp_avg_sq=1))
         run(optimizer, params, gradients(params, 3))
         return snapshot(optimizer, params)
 

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("default")
 
 CASES: list[tuple[Callable[[], nn.Module], torch.dtype, str, int | str | None]] = [
-    (models.gpt2, torch.float32, "2+1", "auto"),
-    (models.gpt2, torch.bfloat16, "2+1", "auto"),
+    (models.gpt2, torch.float32, "2+0", "auto"),
+    (models.gpt2, torch.bfloat16, "2+0", "auto"),
     (models.gpt2, torch.float16, "torchao4", "auto"),
     (models.partly_frozen, torch.bfloat16, "4", "auto"),
     (models.llama, torch.bfloat16, "bnb8", 0),
@@ -85,9 +85,9 @@ def test_the_yardstick_is_what_torch_holds(dtype: torch.dtype) -> None:
 
 RECORDED = {
     "torch AdamW, fp32": (torch.float32, "auto", "torch AdamW"),
-    "2+1, bf16, 8-bit residual": (torch.bfloat16, 8, "STQuant 2+1"),
-    "2+1, bf16, 8-bit residual, release": (torch.bfloat16, 8, "STQuant 2+1"),
-    "2+1, bf16, 4-bit residual, release": (torch.bfloat16, 4, "STQuant 2+1"),
+    "2+0, bf16, 8-bit residual": (torch.bfloat16, 8, "STQuant 2+0"),
+    "2+0, bf16, 8-bit residual, release": (torch.bfloat16, 8, "STQuant 2+0"),
+    "2+0, bf16, 4-bit residual, release": (torch.bfloat16, 4, "STQuant 2+0"),
 }
 """Rows of benchmarks/step_memory.py: dtype, bits of the residual, and the plan's name for it."""
 
@@ -97,7 +97,7 @@ def test_a_plan_is_what_recorded_steps_of_gpt2_held() -> None:
     assert {row["run"] for row in record["rows"]} == RECORDED.keys()
     for row in record["rows"]:
         dtype, master_bits, name = RECORDED[row["run"]]
-        planned = plan(sources.blueprint("gpt2"), {"2+1": policy_of("2+1")}, dtype=dtype, master_bits=master_bits)
+        planned = plan(sources.blueprint("gpt2"), {"2+0": policy_of("2+0")}, dtype=dtype, master_bits=master_bits)
         cost = next(cost for cost in planned.costs if cost.name == name)
         held = {"weights": cost.weights, "residuals": cost.residual, "states": cost.states}
         assert held == row["live_bytes"], row["run"]
@@ -108,7 +108,7 @@ def test_a_plan_is_what_recorded_steps_of_gpt2_held() -> None:
 
 def test_ranks_share_what_divides() -> None:
     model = sources.of_module("m", nn.Sequential(nn.Linear(192, 256), nn.Linear(256, 64)).bfloat16())
-    policies = {name: policy_of(name) for name in ("bnb8", "solo42", "2+1", "3")}
+    policies = {name: policy_of(name) for name in ("bnb8", "solo42", "2+0", "3")}
     whole, part = (plan(model, policies, ranks=ranks).costs for ranks in (1, 4))
     steps = 4 * 4
     for one, quarter in zip(whole, part, strict=True):
@@ -130,7 +130,7 @@ def four_ranks() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["2+1", "bnb8", "solo42", "adaptive"])
+@pytest.mark.parametrize("policy", ["2+0", "bnb8", "solo42", "adaptive"])
 def test_a_rank_holds_what_was_planned(policy: str, four_ranks: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -147,7 +147,7 @@ def test_a_rank_holds_what_was_planned(policy: str, four_ranks: Any) -> None:
 
 def test_what_fits() -> None:
     model = sources.of_module("m", nn.Linear(256, 64, bias=False))
-    ours = {name: policy_of(name) for name in ("8", "4", "2+1")}
+    ours = {name: policy_of(name) for name in ("8", "4", "2+0")}
     weights = gradients = 4 * 256 * 64
     eight = weights + gradients + 256 * 64 * 2 * 8.25 / 8 + 4
     for memory, best in ((eight, "STQuant 8"), (eight - 1, "STQuant 4"), (weights, None)):

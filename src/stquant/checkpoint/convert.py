@@ -93,7 +93,7 @@ def to_stquant(
     wanted = parse(policy)
     if is_adaptive(wanted):
         raise ValueError(
-            f"policy={wanted!r} decides while training; convert to fixed formats such as 2+1, or let an optimizer "
+            f"policy={wanted!r} decides while training; convert to fixed formats such as 2+0, or let an optimizer "
             "with this policy load the file itself"
         )
     config = GroupConfig(wanted, check_master_bits(master_bits), seed)

@@ -24,7 +24,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Checkpoint of AdamW or Adam: torch, bitsandbytes, torchao, stquant.")],
     target: Annotated[Path, typer.Argument(help="File to write; must not exist.")],
     to: Annotated[Kind, typer.Option(help="Whose optimizer is to load the result.")] = Kind.STQUANT,
-    policy: Annotated[str, typer.Option(help="Formats, with --to stquant: as of `stquant train`.")] = "2+1",
+    policy: Annotated[str, typer.Option(help="Formats, with --to stquant: as of `stquant train`.")] = "2+0",
     entry: Annotated[str, typer.Option(help="Where a file of several things has the optimizer, e.g. optimizer.")] = "",
     model: Annotated[Path | None, typer.Option(help="Model checkpoint: names parameters, checks shapes.")] = None,
     model_entry: Annotated[str, typer.Option(help="Where that file has the model.")] = "",

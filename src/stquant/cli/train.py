@@ -39,7 +39,7 @@ def train(
         typer.Option(
             help="adaptive, torch or nadam (torch's own in fp32), fp32 (ours, unpacked), a published recipe "
             "(bnb8, torchao4, flash8, solo42, nf4), a width such as 4, or formats "
-            "of exp_avg and exp_avg_sq such as 2+1 or dynamic2+log1."
+            "of exp_avg and exp_avg_sq such as 2+0 or dynamic2+log1."
         ),
     ] = "adaptive",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the whole run.")] = None,

@@ -46,7 +46,7 @@ def contender(text: str, seed: int = 0, master_bits: int | str | None = "auto") 
     Args:
         text: "torch" (fp32 AdamW of torch), "nadam" (fp32 NAdam of torch), "fp32" (ours,
             unpacked), a published recipe such as "bnb8", a width such as "4", or formats or
-            widths of `exp_avg` and `exp_avg_sq` such as "2+1" or "dynamic2+log1". "sgd:" and
+            widths of `exp_avg` and `exp_avg_sq` such as "2+0" or "dynamic2+log1". "sgd:" and
             "lion:" before "fp32", a recipe, a width or a format take those optimizers.
         seed: Seed of stochastic rounding.
         master_bits: Bits of the residual of bf16 parameters.
@@ -118,5 +118,5 @@ def policy_of(text: str, states: tuple[str, ...] = _OURS[""].states) -> Policy:
     return Fixed(**formats)
 
 
-DEMO = ("torch", "nadam", "adaptive", "2+1", "4")
+DEMO = ("torch", "nadam", "adaptive", "2+0", "4")
 """The rows of the demo: the yardstick, its control, and three of ours."""

@@ -67,7 +67,7 @@ def _start_widths(pool: Pool) -> tuple[int, int]:
     policy, limit = pool.policy, pool.limit
     if limit is None:
         allowed = policy.tolerance or 0.0
-        return next((w for w in RUNGS if w[1] and PRIOR[True][w[0]] + PRIOR[False][w[1]] <= allowed), RUNGS[-1])
+        return next((w for w in RUNGS if PRIOR[True][w[0]] + PRIOR[False][w[1]] <= allowed), RUNGS[-1])
     fitting = [
         widths for widths in RUNGS if sum(s.sizes[rung(widths, s.ladder, s.signed)] for s in pool.seats) <= limit
     ]
@@ -87,7 +87,7 @@ def fit(pool: Pool, live: Live) -> None:
     if pool.limit is None or held <= pool.limit:
         return
     nobody = torch.zeros(len(current), dtype=torch.bool)
-    plan = transition.plan(_table(pool.seats, live), torch.tensor(current), nobody, pool.limit, 0.0)
+    plan = transition.plan(_table(pool, live), torch.tensor(current), nobody, pool.limit, 0.0)
     _carry_out(pool.seats, plan.choice.tolist(), live)
 
 
@@ -215,9 +215,9 @@ def _decide(pool: Pool, live: Live, measured: Mapping[int, Measured], step: int)
         for seat, control, weight in zip(pool.seats, controls, weights, strict=True)
         if seat.row == 0
     )
-    table = _table(pool.seats, live)
+    table = _table(pool, live)
     current = torch.tensor([seat.column(live) for seat in pool.seats])
-    resting = controls[:, AGE] < transition.REST
+    resting = controls[:, AGE] <= transition.REST
     plan = transition.plan(table, current, resting, pool.limit, moved * (pool.policy.tolerance or 0.0))
     old = [seat.state(live).format.name for seat in pool.seats]
     choice = plan.choice.tolist()
@@ -233,7 +233,7 @@ def _decide(pool: Pool, live: Live, measured: Mapping[int, Measured], step: int)
             old_bytes=seat.sizes[before],
             new_bytes=seat.sizes[new],
             predicted=float(table.damage[place, new]),
-            measured=weights[place] * _present_damage(measured.get(place)),
+            measured=weights[place] * _present_damage(pool, measured.get(place)),
             factors=shown.get(place, {}),
             why=_why(table, place, before, new, bool(resting[place]), plan.price),
         )
@@ -267,20 +267,25 @@ def _remember_(control: Tensor, measured: Measured | None) -> None:
     control.copy_(torch.tensor(kept, dtype=torch.float32))
 
 
-def _table(seats: Sequence[Seat], live: Live) -> Table:
+def _table(pool: Pool, live: Live) -> Table:
     """Bytes and remembered damages of every state; a prior where nothing was measured."""
-    controls = [seat.control(live).tolist() for seat in seats]
-    known = [(c[MOVED], seat.grid.elements) for seat, c in zip(seats, controls, strict=True) if c[AGE] >= 0]
+    controls = [seat.control(live).tolist() for seat in pool.seats]
+    known = [(c[MOVED], seat.grid.elements) for seat, c in zip(pool.seats, controls, strict=True) if c[AGE] >= 0]
     elements = sum(count for _, count in known)
     typical = math.fsum(moved for moved, _ in known) / elements if elements else 1.0
     rows = []
-    for seat, control, weight in zip(seats, controls, _weights(seats), strict=True):
+    for seat, control, weight in zip(pool.seats, controls, _weights(pool.seats), strict=True):
         if control[AGE] >= 0:
-            rows.append([weight * control[WIDTHS.index(format.bits)] for format in seat.ladder])
+            damages = [control[WIDTHS.index(format.bits)] for format in seat.ladder]
         else:
-            prior = PRIOR[seat.signed]
-            rows.append([weight * prior[format.bits] * typical * seat.grid.elements for format in seat.ladder])
-    return Table.of([seat.sizes for seat in seats], rows)
+            damages = [PRIOR[seat.signed][format.bits] * typical * seat.grid.elements for format in seat.ladder]
+        shares = [_share(pool, format) for format in seat.ladder]
+        rows.append([weight * share * damage for share, damage in zip(shares, damages, strict=True)])
+    return Table.of([seat.sizes for seat in pool.seats], rows)
+
+
+def _share(pool: Pool, format: Format) -> float:
+    return pool.policy.prepaid if format.prepay else 1.0
 
 
 def _weights(seats: Sequence[Seat]) -> list[float]:
@@ -302,8 +307,10 @@ def _carry_out(seats: Sequence[Seat], choice: Sequence[int], live: Live) -> None
         seat.control(live)[AGE] = 0.0
 
 
-def _present_damage(measured: Measured | None) -> float:
-    return measured.damage()[measured.present] if measured is not None else 0.0
+def _present_damage(pool: Pool, measured: Measured | None) -> float:
+    if measured is None:
+        return 0.0
+    return _share(pool, catalog.get(measured.formats[measured.present])) * measured.damage()[measured.present]
 
 
 def _why(table: Table, place: int, before: int, new: int, resting: bool, price: float) -> str:

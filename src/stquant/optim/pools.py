@@ -102,9 +102,7 @@ class Pool:
         """For each parameter the smallest formats; tells what stays in fp32."""
         self.holdings = self._holdings()
         self.limit = policy.limit(self.holdings)
-        self.seats = self._seats(lowest=False)
-        if self.limit is not None and self.least > self.limit:
-            self.seats = self._seats(lowest=True)
+        self.seats = self._seats()
 
     @property
     def least(self) -> int:
@@ -113,7 +111,7 @@ class Pool:
 
     def candidates(self, member: Member) -> dict[str, tuple[Format, ...]]:
         """Return every format that a member's states may ever have."""
-        return {name: self.policy.ladder(member.facts, signed, lowest=True) for name, signed in member.states.items()}
+        return {name: self.policy.ladder(member.facts, signed) for name, signed in member.states.items()}
 
     @property
     def averages(self) -> Averages:
@@ -128,12 +126,12 @@ class Pool:
             )
             group[GROUP_KEY] = config.dump()
 
-    def _seats(self, lowest: bool) -> list[Seat]:
+    def _seats(self) -> list[Seat]:
         seats = []
         for member in self.members:
             for row, (name, signed) in enumerate(member.states.items()):
                 if self.plain[member.entry.param][name].format.packed:
-                    ladder = self.policy.ladder(member.facts, signed, lowest)
+                    ladder = self.policy.ladder(member.facts, signed)
                     grid = Grid.of(member.facts.shape, self.policy.block)
                     sizes = tuple(map(_Sizes(grid).of, ladder))
                     seats.append(Seat(member.entry, name, signed, grid, ladder, sizes, row))
