@@ -8,7 +8,7 @@ static STQ_INLINE float adam_averages(const float* grad, float* first, float* se
                                       const AdamConstants& c, float bound, Extreme& total) {
   const Floats limit = fixed<Floats>(bound);
   alignas(64) float sums[kMaxBlock / 2];
-  Extremes extremes;
+  Extremes<Floats> extremes;
   const auto update = [&](int i) __attribute__((always_inline)) {
     const Floats g = load<Floats>(grad + i);
     const Floats m = c.beta1 * load<Floats>(first + i) + c.beta1_rest * g;
@@ -81,8 +81,8 @@ static void adam_chunk(const Item& item, const Chunk& chunk, const AdamConstants
   }
   if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
   const WeightMove move = WeightMove::of(c, prepaid);
-  for (int i = 0; i < chunk.blocks * chunk.block; i += kLanes)
-    move.apply(weight + i, buffers.first + i, load<Floats>(buffers.second + i));
+  for (int i = 0; i < chunk.blocks * chunk.block; i += kWide)
+    move.apply(weight + i, load<Wide>(buffers.first + i), move.denominator(load<Wide>(buffers.second + i)));
   if (bad) spoil_bad(chunk, buffers, weight);
 }
 

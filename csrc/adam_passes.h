@@ -1,8 +1,9 @@
 // The Adam step where training spends its time: full blocks of 128, both states packed.
 //
 // Three passes over a chunk: the momentum from its codes, and what the block's scales need; the
-// momentum's new codes; the squares from codes to codes, and the weights. Squares never leave the
-// registers. Each element meets the operations of adam.h, which serves all other cases.
+// squares from codes to codes, and their roots; the momentum's new codes, and the weights. So the
+// roots and the divisions, which share one slow unit of the processor, are waited for in different
+// passes, each with other work to do meanwhile. Each element meets the operations of adam.h, which serves all other cases.
 //
 // Included inside the namespace of one instruction set, after momentum.h.
 
@@ -18,113 +19,148 @@ struct AdamConstants {
 };
 
 struct WeightMove {
-  Floats factor, keep, eps;
+  Wide factor, keep, eps;
 
   static STQ_INLINE WeightMove of(const AdamConstants& c, bool prepaid) {
-    return {fixed<Floats>(prepaid ? 1.0f : c.momentum), fixed<Floats>(c.keep), fixed<Floats>(c.eps)};
+    return {fixed<Wide>(prepaid ? 1.0f : c.momentum), fixed<Wide>(c.keep), fixed<Wide>(c.eps)};
   }
-  STQ_INLINE void apply(float* weight, const float* move, Floats second) const {
-    store(weight, keep * load<Floats>(weight) - factor * load<Floats>(move) / (root(second) + eps));
+  STQ_INLINE Wide denominator(Wide second) const { return root(second) + eps; }
+  STQ_INLINE void apply(float* weight, Wide move, Wide denominator) const {
+    store(weight, keep * load<Wide>(weight) - factor * move / denominator);
   }
 };
 
 // factor * decode(code) of a curve, from a table if that holds all of its levels, or magnitudes.
 template <class Curve>
 struct Share {
-  static constexpr bool halved = Curve::symmetric && Curve::bits == 4;
-  static constexpr bool tabled = kLanes == 8 && (Curve::bits <= 3 || halved);
+  static constexpr int most = kWide == 16 ? 5 : kWide == 8 ? 3 : -1;  // bits that a table is looked up by
+  static constexpr bool halved = Curve::symmetric && Curve::bits == most + 1, tabled = Curve::bits <= most || halved;
+  static constexpr int index = Curve::bits - halved, size = index == 5 ? 32 : kWide;
   Curve curve;
   float factor;
-  Table table;
+  Table<size> table;
 
   static STQ_INLINE Share of(const Curve& curve, float factor) {
     Share share{curve, factor, {}};
     if constexpr (tabled)
-      share.table = Table::of([&](Ints i) __attribute__((always_inline)) { return factor * curve.template decode<Floats>(i); });
+      share.table = Table<size>::of([&](WideInts i) __attribute__((always_inline)) { return factor * curve.template decode<Wide>(i); });
     return share;
   }
-  STQ_INLINE Floats decode(Ints code) const {
-    if constexpr (tabled && halved)
-      return as<Floats>(as<Words>(table.at<3>(code)) ^ (as<Words>(code) << (32 - Curve::bits) & kSign));
-    if constexpr (tabled) return table.at<Curve::bits>(code);
-    return factor * curve.template decode<Floats>(code);
+  STQ_INLINE Wide decode(WideInts code) const {
+    if constexpr (halved)
+      return as<Wide>(as<WideWords>(table.template at<index>(code)) ^ (as<WideWords>(code) << (32 - Curve::bits) & kSign));
+    else if constexpr (tabled) return table.template at<index>(code);
+    else return factor * curve.template decode<Wide>(code);
   }
 };
 
 constexpr int kPassBlock = 128, kPassLanes = kPassBlock / kCodesPerLane;
+
+static STQ_INLINE float block_sum(const Wide (&sums)[kPassLanes / kWide]) {
+  if constexpr (kWide == 16) return tree_sum(sums[0]);
+  else if constexpr (kWide == 8) return tree_sum(sums[0] + sums[1]);
+  else return tree_sum((sums[0] + sums[2]) + (sums[1] + sums[3]));
+}
 
 // Updates the momentum into `buffers.first` and finds the extremes and the sums of squares of each block.
 template <class Curve>
 static void pass_momentum(const State& first, const Chunk& chunk, const AdamConstants& c, const float* grad,
                           Buffers& buffers) {
   const uint8_t* codes = static_cast<const uint8_t*>(first.data);
-  const Floats rest = fixed<Floats>(c.beta1_rest);
+  const Wide rest = fixed<Wide>(c.beta1_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
     const auto share = Share<Curve>::of(Curve::of(first.scales[chunk.first + b], first), c.beta1);
     const uint8_t* planes = codes + Curve::bits * chunk.lane[b];
     const float* g = grad + b * kPassBlock;
     float* m = buffers.first + b * kPassBlock;
-    Extremes extremes;
-    Floats sums[kPassLanes / kLanes];
+    Extremes<Wide> extremes;
+    Wide sums[kPassLanes / kWide];
 #pragma GCC unroll 4
-    for (int l = 0; l < kPassLanes; l += kLanes) {
-      const auto x = Lane<Curve::bits, Floats>::load(planes + l, kPassLanes);
+    for (int l = 0; l < kPassLanes; l += kWide) {
+      const auto x = Lane<Curve::bits, Wide>::load(planes + l, kPassLanes);
       const auto square = [&](auto code) __attribute__((always_inline)) {
         constexpr int j = decltype(code)::j;
         const int i = l + j * kPassLanes;
-        const Floats grad_i = load<Floats>(g + i);
-        const Floats momentum = share.decode(x.template get<j>()) + rest * grad_i;
+        const Wide grad_i = load<Wide>(g + i);
+        const Wide momentum = share.decode(x.template get<j>()) + rest * grad_i;
         store(m + i, momentum);
         extremes.add(momentum);
         return grad_i * grad_i;
       };
       // The order of the halving tree: i and i + 64, i and i + 32, i and i + 16.
       const auto pair = [&](auto low, auto high) __attribute__((always_inline)) {
-        const Floats sum = square(low);
+        const Wide sum = square(low);
         return sum + square(high);
       };
-      const Floats even = pair(Index<0>{}, Index<4>{}) + pair(Index<2>{}, Index<6>{});
-      sums[l / kLanes] = even + (pair(Index<1>{}, Index<5>{}) + pair(Index<3>{}, Index<7>{}));
+      const Wide even = pair(Index<0>{}, Index<4>{}) + pair(Index<2>{}, Index<6>{});
+      sums[l / kWide] = even + (pair(Index<1>{}, Index<5>{}) + pair(Index<3>{}, Index<7>{}));
     }
     buffers.extremes[b] = extremes.reduced();
-    if constexpr (kLanes == 4) sums[0] = sums[0] + sums[2], sums[1] = sums[1] + sums[3];
-    buffers.squares[b] = tree_sum(sums[0] + sums[1]);
+    buffers.squares[b] = block_sum(sums);
   }
 }
 
-// Updates the squares from codes to codes, and moves the weights by `buffers.first`. The slowest of
-// the passes, so the one with time to fetch what comes next.
+// Updates the squares from codes to codes, and leaves the denominators in `buffers.second`.
 template <int bits, bool noisy>
-static void pass_squares(const State& second, const Chunk& chunk, const AdamConstants& c, bool prepaid, float* weight,
-                         const float* grad, const Buffers& buffers) {
+static void pass_squares(const State& second, const Chunk& chunk, const AdamConstants& c, const float* grad,
+                         const float* weight, Buffers& buffers) {
   using Curve = LogCurve<bits, noisy>;
-  const WeightMove move = WeightMove::of(c, prepaid);
-  const Floats rest = fixed<Floats>(c.beta2_rest);
-  const float beta2 = c.beta2;
+  const WeightMove move = WeightMove::of(c, false);
+  const Wide rest = fixed<Wide>(c.beta2_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
-    const auto share = Share<Curve>::of(Curve::of(second.scales[chunk.first + b], second), beta2);
-    const Curve curve = Curve::of(buffers.scales[b], second);
+    float& scale = second.scales[chunk.first + b];
+    const auto share = Share<Curve>::of(Curve::of(scale, second), c.beta2);
+    scale = c.beta2 * scale + c.beta2_rest * (buffers.squares[b] / float(kPassBlock));
+    const Curve curve = Curve::of(scale, second);
     const Noise noise = Noise::of(second.key, chunk.index[b]);
-    const Words indices = noise.indices<Words>();
+    const WideWords indices = noise.indices<WideWords>();
     uint8_t* planes = static_cast<uint8_t*>(second.data) + bits * chunk.lane[b];
-    const float *g = grad + b * kPassBlock, *m = buffers.first + b * kPassBlock;
-    float* w = weight + b * kPassBlock;
-    const Ahead ahead = Ahead::of(g, w);
-    second.scales[chunk.first + b] = buffers.scales[b];
+    const float* g = grad + b * kPassBlock;
+    float* denominator = buffers.second + b * kPassBlock;
+    const Ahead ahead = Ahead::of(g, weight + b * kPassBlock);
 #pragma GCC unroll 4
-    for (int l = 0; l < kPassLanes; l += kLanes) {
-      const auto x = Lane<bits, Floats>::load(planes + l, kPassLanes);
-      Lane<bits, Floats> y;
+    for (int l = 0; l < kPassLanes; l += kWide) {
+      const auto x = Lane<bits, Wide>::load(planes + l, kPassLanes);
+      Lane<bits, Wide> y;
       each_code([&](auto code) __attribute__((always_inline)) {
         constexpr int j = decltype(code)::j;
         const int i = l + j * kPassLanes;
-        const Floats grad_i = load<Floats>(g + i);
+        const Wide grad_i = load<Wide>(g + i);
         if (l == 0) ahead.fetch(i);
-        const Floats value = share.decode(x.template get<j>()) + rest * (grad_i * grad_i);
-        Words random{};
+        const Wide value = share.decode(x.template get<j>()) + rest * (grad_i * grad_i);
+        WideWords random{};
         if constexpr (noisy) random = noise.draw(indices + uint32_t(i));
-        y.template put<j>(curve.template encode<Floats>(value, random));
-        move.apply(w + i, m + i, value);
+        y.template put<j>(curve.template encode<Wide>(value, random));
+        store(denominator + i, move.denominator(value));
+      });
+      y.store(planes + l, kPassLanes);
+    }
+  }
+}
+
+// Encodes the momentum in `buffers.first`, and moves the weights.
+template <class Curve, bool prepays>
+static void pass_weights(const State& first, const Chunk& chunk, const AdamConstants& c, float* weight,
+                         const Buffers& buffers) {
+  const WeightMove move = WeightMove::of(c, prepays);
+  const Wide factor = fixed<Wide>(c.momentum), error = fixed<Wide>(c.error);
+  for (int b = 0; b < chunk.blocks; ++b) {
+    const float scale = first.scales[chunk.first + b] = signed_scale(first, buffers.extremes[b]);
+    const Curve curve = Curve::of(scale, first);
+    uint8_t* planes = static_cast<uint8_t*>(first.data) + Curve::bits * chunk.lane[b];
+    const float *m = buffers.first + b * kPassBlock, *denominator = buffers.second + b * kPassBlock;
+    float* w = weight + b * kPassBlock;
+#pragma GCC unroll 4
+    for (int l = 0; l < kPassLanes; l += kWide) {
+      Lane<Curve::bits, Wide> y;
+      each_code([&](auto at) __attribute__((always_inline)) {
+        constexpr int j = decltype(at)::j;
+        const int i = l + j * kPassLanes;
+        Wide value = load<Wide>(m + i);
+        const WideInts code = curve.template encode<Wide>(value, WideWords{});
+        if constexpr (prepays) value = factor * value + error * (value - curve.template decode<Wide>(code));
+        move.apply(w + i, value, load<Wide>(denominator + i));
+        y.template put<j>(code);
       });
       y.store(planes + l, kPassLanes);
     }
@@ -132,7 +168,8 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
 }
 
 using MomentumPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, Buffers&);
-using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, bool, float*, const float*, const Buffers&);
+using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, const float*, Buffers&);
+using WeightsPass = void (*)(const State&, const Chunk&, const AdamConstants&, float*, const Buffers&);
 
 static MomentumPass momentum_pass(const State& state) {
   const int bits = int(state.bits);
@@ -153,16 +190,30 @@ static SquaresPass squares_pass(const State& state) {
   return table[state.bits];
 }
 
+template <bool prepays>
+static WeightsPass weights_pass(const State& state) {
+  const int bits = int(state.bits);
+  if (state.family == kDynamic)
+    return bits == 0   ? pass_weights<DynamicCurve<0>, prepays>
+           : bits == 2 ? pass_weights<DynamicCurve<2>, prepays>
+                       : pass_weights<DynamicCurve<3>, prepays>;
+  return bits == 4   ? pass_weights<MulawCurve<4>, prepays>
+         : bits == 5 ? pass_weights<MulawCurve<5>, prepays>
+         : bits == 6 ? pass_weights<MulawCurve<6>, prepays>
+                     : pass_weights<MulawCurve<8>, prepays>;
+}
+
 // The passes of one parameter; none if it is another case.
 struct AdamPasses {
   MomentumPass momentum = nullptr;
-  EncodeChunk encode = nullptr;
   SquaresPass squares = nullptr;
+  WeightsPass weights = nullptr;
 
   static AdamPasses of(const Item& item) {
     const State &first = item.states[0], &second = item.states[1];
     if (!first.packed() || !second.packed() || item.grid.block != kPassBlock || item.states[2].family != kAbsent) return {};
-    return {momentum_pass(first), signed_encoder(first), second.stochastic ? squares_pass<true>(second) : squares_pass<false>(second)};
+    return {momentum_pass(first), second.stochastic ? squares_pass<true>(second) : squares_pass<false>(second),
+            first.prepay ? weights_pass<true>(first) : weights_pass<false>(first)};
   }
 
   // Takes the step on a chunk, or returns false and leaves the states and weights as they are.
@@ -172,12 +223,8 @@ struct AdamPasses {
     if (!momentum || !chunk.full || (second.stochastic && any_wraps(chunk))) return false;
     momentum(first, chunk, c, grad, buffers);
     if (any_bad(chunk, buffers) || any_cut(chunk, buffers)) return false;
-    for (int b = 0; b < chunk.blocks; ++b)
-      first.scales[chunk.first + b] = buffers.scales[b] = signed_scale(first, buffers.extremes[b]);
-    encode(first, chunk, buffers.scales, buffers.first, nullptr, {c.momentum, c.error, buffers.first});
-    for (int b = 0; b < chunk.blocks; ++b)
-      buffers.scales[b] = c.beta2 * second.scales[chunk.first + b] + c.beta2_rest * (buffers.squares[b] / float(kPassBlock));
-    squares(second, chunk, c, first.prepay, weight, grad, buffers);
+    squares(second, chunk, c, grad, weight, buffers);
+    weights(first, chunk, c, weight, buffers);
     return true;
   }
 

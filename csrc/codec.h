@@ -31,7 +31,7 @@ template <class Curve, bool prepays, bool noisy>
 static void encode_chunk(const State& state, const Chunk& chunk, const float* scales, float* values,
                          const uint32_t* random, const Prepayment& prepayment) {
   uint8_t* codes = static_cast<uint8_t*>(state.data);
-  const Floats factor = fixed<Floats>(prepayment.factor), share = fixed<Floats>(prepayment.error);
+  const Wide factor = fixed<Wide>(prepayment.factor), share = fixed<Wide>(prepayment.error);
   each_block(chunk, [&](int b, int lanes) __attribute__((always_inline)) {
     const Curve curve = Curve::of(scales[b], state);
     float* x = values + b * chunk.block;
@@ -41,7 +41,7 @@ static void encode_chunk(const State& state, const Chunk& chunk, const float* sc
       const F value = load<F>(x + i);
       Word<F> bits{};
       if constexpr (noisy) bits = load<Word<F>>(random + b * chunk.block + i);
-      const Int<F> code = curve.template encode<F>(value, bits);
+      const auto code = curve.template encode<F>(value, bits);
       if constexpr (prepays) {
         const F error = value - curve.template decode<F>(code);
         store(x + i, same<F>(factor) * load<F>(move + i) + same<F>(share) * error);
@@ -130,11 +130,16 @@ static EncodeChunk nearest_encoder(const State& state) {
 // ------------------------------------------------------------------------- block quantities
 
 // Sums by the halving tree: lane i adds lane i + half, then half of that, down to one.
-static STQ_INLINE float tree_sum(Floats x) {
-  if constexpr (kLanes == 8) x = x + shifted<4>(x);
-  x = x + shifted<2>(x);
-  x = x + shifted<1>(x);
-  return x[0];
+template <class V>
+static STQ_INLINE float tree_sum(V x) {
+  if constexpr (sizeof(V) > sizeof(Floats)) {
+    return tree_sum(lower(x) + upper(x));
+  } else {
+    if constexpr (kLanes == 8) x = x + shifted<4>(x);
+    x = x + shifted<2>(x);
+    x = x + shifted<1>(x);
+    return x[0];
+  }
 }
 
 // That of a block; `sums` holds the first half already added to the second.
@@ -146,10 +151,14 @@ static STQ_INLINE float tree_sum(float* sums, int half) {
 
 template <class V>
 static STQ_INLINE auto largest_of(V x) {
-  if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
-  x = larger(x, shifted<2>(x));
-  x = larger(x, shifted<1>(x));
-  return x[0];
+  if constexpr (sizeof(V) > sizeof(Floats)) {
+    return largest_of(larger(lower(x), upper(x)));
+  } else {
+    if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
+    x = larger(x, shifted<2>(x));
+    x = larger(x, shifted<1>(x));
+    return x[0];
+  }
 }
 
 // Bit patterns of the largest value and of the largest negated one, or 0; those of infinity and NaN
@@ -161,13 +170,14 @@ struct Extreme {
 };
 
 // Finds them lane by lane. As unsigned words negative values are larger than positive ones.
+template <class F>
 struct Extremes {
-  Ints top{};
-  Words bottom{};
+  Int<F> top{};
+  Word<F> bottom{};
 
-  STQ_INLINE void add(Floats x) {
-    top = larger(top, as<Ints>(x));
-    bottom = larger(bottom, as<Words>(x));
+  STQ_INLINE void add(F x) {
+    top = larger(top, as<Int<F>>(x));
+    bottom = larger(bottom, as<Word<F>>(x));
   }
   STQ_INLINE Extreme reduced() const {
     const uint32_t pattern = largest_of(bottom);

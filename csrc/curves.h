@@ -21,10 +21,10 @@ struct DynamicCurve {
   static constexpr float levels2[8] = {0.0f, 0.55f, 1.0f, -0.55f, 0.0f, 0.55f, 1.0f, -0.55f};
   static constexpr float levels3[8] = {0.0f, 0.055f, 0.325f, 0.775f, 1.0f, -0.055f, -0.325f, -0.775f};
   float scale, inverse;
-  Table levels;
+  Table<8> levels;
 
   static STQ_INLINE DynamicCurve of(float scale, const State&) {
-    return {scale, reciprocal(scale), Table::of(bits == 2 ? levels2 : levels3, scale)};
+    return {scale, reciprocal(scale), Table<8>::of(bits == 2 ? levels2 : levels3, scale)};
   }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
@@ -37,13 +37,13 @@ struct DynamicCurve {
     if constexpr (bits == 0) return Int<F>{};
     if constexpr (bits == 2) {
       constexpr float t1 = float((0.0 + 0.55) / 2), t2 = float((0.55 + 1.0) / 2);
-      return only(ratio <= -t1, 3) - minus(ratio >= t1) - minus(ratio >= t2);
+      return raised(raised(only(at_least(F{} - t1, ratio), 3), at_least(ratio, F{} + t1)), at_least(ratio, F{} + t2));
     }
     constexpr float t1 = float((0.0 + 0.055) / 2), t2 = float((0.055 + 0.325) / 2);
     constexpr float t3 = float((0.325 + 0.775) / 2), t4 = float((0.775 + 1.0) / 2);
     const F size = absolute(ratio);
-    const Int<F> passed = minus(size >= t1) + minus(size >= t2) + minus(size >= t3) + minus(ratio >= t4);
-    return only(ratio <= -t1, 4) - passed;
+    const Int<F> passed = raised(only(at_least(F{} - t1, ratio), 4), at_least(size, F{} + t1));
+    return raised(raised(raised(passed, at_least(size, F{} + t2)), at_least(size, F{} + t3)), at_least(ratio, F{} + t4));
   }
 };
 
@@ -71,8 +71,7 @@ struct MulawCurve {
     const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
     const Int<F> magnitude = smaller(rounded, sign_bit - 1);
     // A negative magnitude has ones in all upper bits, and zero has no sign.
-    const Int<F> number = signed_as(magnitude, as<Int<F>>(value));
-    return magnitude | (as<Int<F>>(as<Word<F>>(number) >> (32 - bits)) & sign_bit);
+    return magnitude | (signed_as(magnitude, as<Int<F>>(value)) & sign_bit);
   }
 };
 
@@ -99,18 +98,28 @@ struct LogCurve {
     return as<F>((shifted_up(as<Word<F>>(code), shift) & field) + base) * scale;
   }
   template <class F>
-  STQ_INLINE Int<F> encode(F value, Word<F> random) const {
+  STQ_INLINE auto encode(F value, Word<F> random) const {
     if constexpr (bits == 0) return Int<F>{};
+    else return encode_bits<F>(value, random);
+  }
+  // A code, or for one bit the mask of those that are 1.
+  template <class F>
+  STQ_INLINE auto encode_bits(F value, Word<F> random) const {
     // Sums of unsigned words may wrap, as those of the reference do.
     const Word<F> pattern = as<Word<F>>(value * inverse);
     if constexpr (kStochastic) {
       const Word<F> drawn = shifted_down(random, 32 - shift);
-      if constexpr (bits == 1) return -minus(as<Int<F>>(drawn) > as<Int<F>>(last - pattern));
-      const Word<F> above = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
-      return smaller(shifted_down(as<Int<F>>(above + drawn), shift), (1 << bits) - 1);
+      if constexpr (bits == 1) {
+        return above(as<Int<F>>(drawn), as<Int<F>>(last - pattern));
+      } else {
+        const Word<F> past = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
+        return smaller(shifted_down(as<Int<F>>(past + drawn), shift), (1 << bits) - 1);
+      }
+    } else if constexpr (bits == 1) {
+      return at_least(as<Int<F>>(pattern - lowest), Int<F>{} + int32_t(half));
+    } else {
+      const Int<F> rounded = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));
+      return smaller(shifted_down(rounded, shift), (1 << bits) - 1);
     }
-    if constexpr (bits == 1) return only(as<Int<F>>(pattern - lowest) >= int32_t(half), 1);
-    const Int<F> raised = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));
-    return smaller(shifted_down(raised, shift), (1 << bits) - 1);
   }
 };

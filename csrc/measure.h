@@ -128,7 +128,7 @@ static void try_format(const State& format, const Trial& x, const float* value, 
   chunk.blocks = 1, chunk.block = x.block, chunk.full = x.count == x.block, chunk.count[0] = x.count;
   float scale = mean;
   if (format.family != kLog) {
-    Extremes extremes;
+    Extremes<Floats> extremes;
     for (int i = 0; i < x.block; i += kLanes) extremes.add(load<Floats>(value + i));
     scale = signed_scale(format, extremes.reduced());
   }

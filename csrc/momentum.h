@@ -78,7 +78,7 @@ static STQ_INLINE bool any_bad(const Chunk& chunk, const Buffers& buffers) {
 // Marks the elements with a non-finite momentum and takes them out; rare, so not fast.
 static void drop_bad(const Chunk& chunk, Buffers& buffers) {
   for (int b = 0; b < chunk.blocks; ++b) {
-    Extremes extremes;
+    Extremes<Floats> extremes;
     for (int i = b * chunk.block; i < (b + 1) * chunk.block; ++i) {
       buffers.bad[i] = (as<int32_t>(buffers.first[i]) & kInfinity) == kInfinity;
       if (buffers.bad[i]) buffers.first[i] = 0.0f;

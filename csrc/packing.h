@@ -9,8 +9,12 @@ struct Lane {
 
   static STQ_INLINE Lane load(const uint8_t* planes, int lanes) {
     Lane x;
-#pragma GCC unroll 16
-    for (int p = 0; p < bits; ++p) x.word[p / 4] |= load_bytes<Word<F>>(planes + p * lanes) << (8 * (p % 4));
+    if constexpr (bits > 0) load_planes<(bits < 4 ? bits : 4)>(planes, lanes, x.word[0]);
+    if constexpr (bits > 4) load_planes<(bits < 8 ? bits - 4 : 4)>(planes + 4 * lanes, lanes, x.word[1]);
+    if constexpr (bits > 8) {
+      load_planes<4>(planes + 8 * lanes, lanes, x.word[2]);
+      load_planes<4>(planes + 12 * lanes, lanes, x.word[3]);
+    }
     return x;
   }
   // Code j in the lower bits; those above are of the codes after it.
@@ -25,13 +29,13 @@ struct Lane {
   STQ_INLINE void put(Int<F> code) {
     if constexpr (bits == 0) return;
     constexpr int at = bits * j / 32, shift = bits * j % 32;
-    if constexpr (bits == 1) {
-      // A code of one bit comes from a comparison, whose mask is its negative.
-      word[0] |= as<Word<F>>(-code) & (1u << j);
-      return;
-    }
     word[at] |= as<Word<F>>(code) << shift;
     if constexpr (shift + bits > 32) word[at + 1] |= as<Word<F>>(code) >> (32 - shift);
+  }
+  template <int j>
+  STQ_INLINE void put(Mask<F> one) {
+    static_assert(bits == 1, "a mask has one bit");
+    word[0] = with_bits(word[0], one, 1u << j);
   }
   STQ_INLINE void store(uint8_t* planes, int lanes) const {
     if constexpr (bits > 0) store_planes<(bits < 4 ? bits : 4)>(planes, lanes, word[0]);

@@ -31,7 +31,7 @@ static void sgd_range(const Item& item, int64_t begin, int64_t end) {
     if (has_momentum) {
       if (!c.starts) load_state(state, chunk, buffers.first);
       for (int b = 0, o = 0; b < chunk.blocks; ++b) {
-        Extremes extremes;
+        Extremes<Floats> extremes;
         for (const int stop = o + chunk.block; o < stop; o += kLanes) {
           const Floats g = load<Floats>(grad + o);
           const Floats m = c.starts ? g : c.momentum * load<Floats>(buffers.first + o) + c.rest * g;
@@ -76,7 +76,7 @@ static void lion_range(const Item& item, int64_t begin, int64_t end) {
     const float* grad = load_grad(item, chunk, weight, 0.0f, buffers.grad);
     load_state(state, chunk, buffers.first);
     for (int b = 0, o = 0; b < chunk.blocks; ++b) {
-      Extremes extremes;
+      Extremes<Floats> extremes;
       for (const int stop = o + chunk.block; o < stop; o += kLanes) {
         const Floats g = load<Floats>(grad + o), m = load<Floats>(buffers.first + o), zero{};
         const Floats ahead = c.beta1 * m + c.beta1_rest * g;

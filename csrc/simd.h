@@ -2,7 +2,8 @@
 //
 // Vectors are the compilers' own (vector_size): operators act on each element, every result is
 // rounded by itself, and a comparison gives a mask. Code that takes the type `F` works for `float`,
-// which ends a run whose length is no multiple of a vector, and for `Floats`.
+// which ends a run whose length is no multiple of a vector, for `Floats`, and for `Wide`: the widest
+// vectors there are, which are longer than `Floats` with AVX-512 (wide.h) and the same without.
 //
 // Included inside the namespace of one instruction set, which defines STQ_LANES, and compiled with
 // its flags: nothing here or in the headers after may have external linkage or call an inline
@@ -17,24 +18,31 @@ typedef int32_t Ints __attribute__((vector_size(4 * STQ_LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * STQ_LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(STQ_LANES)));
 
+// Where a comparison holds: all bits of an element are set, or none.
+struct FloatsMask {
+  Ints set;
+};
+
 template <class F>
 struct Types;
 template <>
 struct Types<float> {
   using Int = int32_t;
   using Word = uint32_t;
-  static constexpr int lanes = 1;
+  using Mask = bool;
 };
 template <>
 struct Types<Floats> {
   using Int = Ints;
   using Word = Words;
-  static constexpr int lanes = kLanes;
+  using Mask = FloatsMask;
 };
 template <class F>
 using Int = typename Types<F>::Int;
 template <class F>
 using Word = typename Types<F>::Word;
+template <class F>
+using Mask = typename Types<F>::Mask;
 
 // Reinterprets the bits.
 template <class To, class From>
@@ -56,18 +64,34 @@ static STQ_INLINE void store(T* p, V x) {
   __builtin_memcpy(p, &x, sizeof x);
 }
 
-template <class V>
-static STQ_INLINE V load_bytes(const uint8_t* p) {
-  if constexpr (sizeof(V) == 4) {
-    return V(*p);
-  } else {
-#if defined(__AVX2__)
-    typedef long long Half __attribute__((vector_size(16)));
-    typedef char Chars __attribute__((vector_size(16)));
-    return as<V>(__builtin_ia32_pmovzxbd256(as<Chars>(Half{load<long long>(p), 0})));
+#if defined(__AVX512F__)
+#include "wide.h"
 #else
-    return __builtin_convertvector(load<Bytes>(p), V);
+typedef Floats Wide;
+typedef Ints WideInts;
+typedef Words WideWords;
+constexpr int kWide = kLanes;
 #endif
+
+static STQ_INLINE void load_bytes(const uint8_t* p, uint32_t& x) { x = *p; }
+static STQ_INLINE void load_bytes(const uint8_t* p, Words& x) {
+#if defined(__AVX2__)
+  typedef long long Half __attribute__((vector_size(16)));
+  typedef char Chars __attribute__((vector_size(16)));
+  x = as<Words>(__builtin_ia32_pmovzxbd256(as<Chars>(Half{load<long long>(p), 0})));
+#else
+  x = __builtin_convertvector(load<Bytes>(p), Words);
+#endif
+}
+// Loads the low `count` bytes of each word, byte p from planes + p * stride; the others are zero.
+template <int count, class W>
+static STQ_INLINE void load_planes(const uint8_t* planes, int stride, W& x) {
+  load_bytes(planes, x);
+#pragma GCC unroll 4
+  for (int p = 1; p < count; ++p) {
+    W plane;
+    load_bytes(planes + p * stride, plane);
+    x |= plane << (8 * p);
   }
 }
 // Stores the low `count` bytes of each word, byte p at planes + p * stride.
@@ -106,43 +130,32 @@ static STQ_INLINE Words select(Ints mask, Words a, Words b) { return mask ? a : 
 template <class V, class T>
 static STQ_INLINE V fixed(T x) {
   V v = V{} + x;
-#if defined(__x86_64__)
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(v));
+#elif defined(__x86_64__)
   __asm__("" : "+x"(v));
 #endif
   return v;
 }
 
-// A number that `fixed` spread, as an F.
-template <class F>
-static STQ_INLINE F same(Floats x) {
-  if constexpr (sizeof(F) == 4) return x[0];
-  else return x;
-}
-
-// How far to shift the elements of a vector; AVX2 has a vector of counts for that.
-#if defined(__AVX2__)
-typedef Ints Count;
-static STQ_INLINE Count count_of(int32_t n) { return fixed<Ints>(n); }
-static STQ_INLINE int32_t number_of(Count n) { return n[0]; }
-#else
-typedef int32_t Count;
-static STQ_INLINE Count count_of(int32_t n) { return n; }
-static STQ_INLINE int32_t number_of(Count n) { return n; }
-#endif
-static STQ_INLINE uint32_t shifted_up(uint32_t x, Count n) { return x << number_of(n); }
-static STQ_INLINE Words shifted_up(Words x, Count n) { return x << n; }
-static STQ_INLINE uint32_t shifted_down(uint32_t x, Count n) { return x >> number_of(n); }
-static STQ_INLINE Words shifted_down(Words x, Count n) { return x >> n; }
-static STQ_INLINE int32_t shifted_down(int32_t x, Count n) { return x >> number_of(n); }
-static STQ_INLINE Ints shifted_down(Ints x, Count n) { return x >> n; }
-
-// -1 where the mask holds, else 0.
-static STQ_INLINE int32_t minus(bool mask) { return -int32_t(mask); }
-static STQ_INLINE Ints minus(Ints mask) { return mask; }
+static STQ_INLINE bool at_least(float a, float b) { return a >= b; }
+static STQ_INLINE bool at_least(int32_t a, int32_t b) { return a >= b; }
+static STQ_INLINE FloatsMask at_least(Floats a, Floats b) { return {a >= b}; }
+static STQ_INLINE FloatsMask at_least(Ints a, Ints b) { return {a >= b}; }
+static STQ_INLINE bool above(int32_t a, int32_t b) { return a > b; }
+static STQ_INLINE FloatsMask above(Ints a, Ints b) { return {a > b}; }
 
 // `x` where the mask holds, else 0.
 static STQ_INLINE int32_t only(bool mask, int32_t x) { return mask ? x : 0; }
-static STQ_INLINE Ints only(Ints mask, int32_t x) { return mask & x; }
+static STQ_INLINE Ints only(FloatsMask mask, int32_t x) { return mask.set & x; }
+
+// One more where the mask holds.
+static STQ_INLINE int32_t raised(int32_t x, bool mask) { return x + mask; }
+static STQ_INLINE Ints raised(Ints x, FloatsMask mask) { return x - mask.set; }
+
+// With `bits` where the mask holds.
+static STQ_INLINE uint32_t with_bits(uint32_t x, bool mask, uint32_t bits) { return mask ? x | bits : x; }
+static STQ_INLINE Words with_bits(Words x, FloatsMask mask, uint32_t bits) { return x | (as<Words>(mask.set) & bits); }
 
 static STQ_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static STQ_INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -155,8 +168,6 @@ static STQ_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 static STQ_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 #endif
-static STQ_INLINE Ints smaller(Ints a, int32_t b) { return smaller(a, Ints{} + b); }
-static STQ_INLINE Ints larger(Ints a, int32_t b) { return larger(a, Ints{} + b); }
 
 // `x` with the sign of `like`; only 0 may be given that of 0.
 static STQ_INLINE int32_t signed_as(int32_t x, int32_t like) { return like < 0 ? -x : x; }
@@ -196,41 +207,89 @@ template <class V>
 static STQ_INLINE V numbers() {
   V x{};
   if constexpr (sizeof(V) > 4)
-    for (int i = 0; i < kLanes; ++i) x[i] = i;
+    for (int i = 0; i < int(sizeof(V) / 4); ++i) x[i] = i;
   return x;
 }
 
-// A table of 8 values, looked up by the lower `bits` bits of an index; those above may be anything.
-// With fewer than 3 bits the values must repeat.
+// Looks up values by the lower `bits` bits of an index; those above may be anything. With fewer
+// bits than the 8 values need, these must repeat.
+template <int bits>
+static STQ_INLINE float look_up(const float (&values)[8], int32_t index) {
+  return values[index & 7];
+}
+template <int bits>
+static STQ_INLINE Floats look_up(const float (&values)[8], Ints index) {
+#if defined(__AVX2__)
+  if constexpr (bits < 3) return __builtin_ia32_vpermilvarps256(load<Floats>(values), index);
+  return __builtin_ia32_permvarsf256(load<Floats>(values), index);
+#else
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) x[i] = values[index[i] & 7];
+  return x;
+#endif
+}
+
+// A number that `fixed` spread, as an F.
+template <class F, class V>
+static STQ_INLINE F same(V x) {
+  if constexpr (sizeof(F) == 4) return x[0];
+  else if constexpr (sizeof(F) == sizeof(V)) return x;
+  else return lower(x);
+}
+
+// How far to shift the elements of a vector; AVX2 has a vector of counts for that.
+#if defined(__AVX2__)
+typedef WideInts Count;
+static STQ_INLINE Count count_of(int32_t n) { return fixed<WideInts>(n); }
+#else
+typedef int32_t Count;
+static STQ_INLINE Count count_of(int32_t n) { return n; }
+#endif
+template <class I, class N>
+static STQ_INLINE auto count_for(N n) {
+  if constexpr (sizeof(N) == 4 || sizeof(N) == sizeof(I)) return n;
+  else if constexpr (sizeof(I) == 4) return n[0];
+  else return lower(n);
+}
+template <class I>
+static STQ_INLINE I shifted_up(I x, Count n) {
+  return x << count_for<I>(n);
+}
+template <class I>
+static STQ_INLINE I shifted_down(I x, Count n) {
+  return x >> count_for<I>(n);
+}
+
+template <class I>
+static STQ_INLINE I smaller(I a, int32_t b) {
+  return smaller(a, I{} + b);
+}
+template <class I>
+static STQ_INLINE I larger(I a, int32_t b) {
+  return larger(a, I{} + b);
+}
+
+// A table of values, looked up by the lower `bits` bits of an index; those above may be anything.
+// Values that fewer bits reach repeat.
+template <int size>
 struct Table {
-  alignas(32) float values[8];
+  alignas(4 * size) float values[size];
 
   static STQ_INLINE Table of(const float* values, float factor) {
     Table table;
-    for (int i = 0; i < 8; i += kLanes) store(table.values + i, load<Floats>(values + i) * factor);
+    for (int i = 0; i < size; i += kLanes) store(table.values + i, load<Floats>(values + i) * factor);
     return table;
   }
   // value(i), for vectors of indices i.
   template <class Value>
   static STQ_INLINE Table of(Value value) {
     Table table;
-    for (int i = 0; i < 8; i += kLanes) store(table.values + i, value(numbers<Ints>() + i));
+    for (int i = 0; i < size; i += kWide) store(table.values + i, value(numbers<WideInts>() + i));
     return table;
   }
-  template <int bits>
-  STQ_INLINE float at(int32_t index) const {
-    return values[index & 7];
-  }
-  template <int bits>
-  STQ_INLINE Floats at(Ints index) const {
-#if defined(__AVX2__)
-    if constexpr (bits < 3) return __builtin_ia32_vpermilvarps256(load<Floats>(values), index);
-    return __builtin_ia32_permvarsf256(load<Floats>(values), index);
-#else
-    Floats x;
-    for (int i = 0; i < kLanes; ++i) x[i] = values[index[i] & 7];
-    return x;
-#endif
+  template <int bits, class I>
+  STQ_INLINE auto at(I index) const {
+    return look_up<bits>(values, index);
   }
 };
 
@@ -257,6 +316,8 @@ static STQ_INLINE F absolute(F x) {
 template <class Visit>
 static STQ_INLINE void each(int count, Visit visit) {
   int i = 0;
+  if constexpr (kWide > kLanes)
+    for (; i + kWide <= count; i += kWide) visit(i, Wide{});
   for (; i + kLanes <= count; i += kLanes) visit(i, Floats{});
   for (; i < count; ++i) visit(i, float{});
 }

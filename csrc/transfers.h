@@ -26,7 +26,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
       for (int i = 0; i < half; ++i) sums[i] = x[i] + x[i + half];
       scales[b] = tree_sum(sums, half) / float(chunk.count[b]);
     } else {
-      Extremes extremes;
+      Extremes<Floats> extremes;
       for (int i = 0; i < chunk.block; i += kLanes) extremes.add(load<Floats>(x + i));
       scales[b] = signed_scale(state, extremes.reduced());
     }

@@ -1,5 +1,8 @@
-// AVX-512 F, BW, VL and DQ on 256-bit vectors, with the flags that CMakeLists.txt gives this file.
+// AVX-512 F, BW, VL and DQ, with the flags that CMakeLists.txt gives this file: vectors of 8, and of
+// 16 where the hot code asks for the widest.
 #include "../layout.h"
+
+#include <immintrin.h>
 
 namespace stquant::avx512 {
 #define STQ_LANES 8

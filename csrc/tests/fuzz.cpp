@@ -9,6 +9,9 @@
 #include <initializer_list>
 #include <memory>
 #include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "../layout.h"
 
