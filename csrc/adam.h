@@ -80,9 +80,10 @@ static void adam_chunk(const Item& item, const Chunk& chunk, const AdamConstants
     encode(second, chunk, buffers.scales, buffers.second, buffers.random, {});
   }
   if (maximum.family != kAbsent) keep_maximum(maximum, chunk, buffers.grad, buffers.second);
-  const WeightMove move = WeightMove::of(c, prepaid);
+  const WeightMove move = WeightMove::of(c);
+  const float factor = prepaid ? 1.0f : c.momentum;
   for (int i = 0; i < chunk.blocks * chunk.block; i += kWide)
-    move.apply(weight + i, load<Wide>(buffers.first + i), move.denominator(load<Wide>(buffers.second + i)));
+    move.apply(weight + i, factor * load<Wide>(buffers.first + i), move.denominator(load<Wide>(buffers.second + i)));
   if (bad) spoil_bad(chunk, buffers, weight);
 }
 

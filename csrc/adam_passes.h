@@ -19,14 +19,13 @@ struct AdamConstants {
 };
 
 struct WeightMove {
-  Wide factor, keep, eps;
+  Wide keep, eps;
 
-  static STQ_INLINE WeightMove of(const AdamConstants& c, bool prepaid) {
-    return {fixed<Wide>(prepaid ? 1.0f : c.momentum), fixed<Wide>(c.keep), fixed<Wide>(c.eps)};
-  }
+  static STQ_INLINE WeightMove of(const AdamConstants& c) { return {fixed<Wide>(c.keep), fixed<Wide>(c.eps)}; }
   STQ_INLINE Wide denominator(Wide second) const { return root(second) + eps; }
+  // `move` includes the factor.
   STQ_INLINE void apply(float* weight, Wide move, Wide denominator) const {
-    store(weight, keep * load<Wide>(weight) - factor * move / denominator);
+    store(weight, keep * load<Wide>(weight) - move / denominator);
   }
 };
 
@@ -105,7 +104,7 @@ template <int bits, bool noisy>
 static void pass_squares(const State& second, const Chunk& chunk, const AdamConstants& c, const float* grad,
                          const float* weight, Buffers& buffers) {
   using Curve = LogCurve<bits, noisy>;
-  const WeightMove move = WeightMove::of(c, false);
+  const WeightMove move = WeightMove::of(c);
   const Wide rest = fixed<Wide>(c.beta2_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
     float& scale = second.scales[chunk.first + b];
@@ -142,7 +141,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
 template <class Curve, bool prepays>
 static void pass_weights(const State& first, const Chunk& chunk, const AdamConstants& c, float* weight,
                          const Buffers& buffers) {
-  const WeightMove move = WeightMove::of(c, prepays);
+  const WeightMove move = WeightMove::of(c);
   const Wide factor = fixed<Wide>(c.momentum), error = fixed<Wide>(c.error);
   for (int b = 0; b < chunk.blocks; ++b) {
     const float scale = first.scales[chunk.first + b] = signed_scale(first, buffers.extremes[b]);
@@ -156,10 +155,11 @@ static void pass_weights(const State& first, const Chunk& chunk, const AdamConst
       each_code([&](auto at) __attribute__((always_inline)) {
         constexpr int j = decltype(at)::j;
         const int i = l + j * kPassLanes;
-        Wide value = load<Wide>(m + i);
+        const Wide value = load<Wide>(m + i);
         const WideInts code = curve.template encode<Wide>(value, WideWords{});
-        if constexpr (prepays) value = factor * value + error * (value - curve.template decode<Wide>(code));
-        move.apply(w + i, value, load<Wide>(denominator + i));
+        Wide moved = factor * value;
+        if constexpr (prepays) moved = moved + error * (value - curve.template decode<Wide>(code));
+        move.apply(w + i, moved, load<Wide>(denominator + i));
         y.template put<j>(code);
       });
       y.store(planes + l, kPassLanes);

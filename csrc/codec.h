@@ -132,10 +132,9 @@ static EncodeChunk nearest_encoder(const State& state) {
 // Sums by the halving tree: lane i adds lane i + half, then half of that, down to one.
 template <class V>
 static STQ_INLINE float tree_sum(V x) {
-  if constexpr (sizeof(V) > sizeof(Floats)) {
+  if constexpr (sizeof(V) > 16) {
     return tree_sum(lower(x) + upper(x));
   } else {
-    if constexpr (kLanes == 8) x = x + shifted<4>(x);
     x = x + shifted<2>(x);
     x = x + shifted<1>(x);
     return x[0];
@@ -151,10 +150,9 @@ static STQ_INLINE float tree_sum(float* sums, int half) {
 
 template <class V>
 static STQ_INLINE auto largest_of(V x) {
-  if constexpr (sizeof(V) > sizeof(Floats)) {
+  if constexpr (sizeof(V) > 16) {
     return largest_of(larger(lower(x), upper(x)));
   } else {
-    if constexpr (kLanes == 8) x = larger(x, shifted<4>(x));
     x = larger(x, shifted<2>(x));
     x = larger(x, shifted<1>(x));
     return x[0];

@@ -15,7 +15,7 @@ struct Buffers {
   bool bad[kBuffer];  // elements that must not reach a packed state
 };
 
-constexpr int kAhead = 2560;  // bytes: a chunk and a block of 128, as far as measurements favour
+constexpr int kAhead = 4 * kChunk;  // bytes: the next chunk; farther takes longer by measurements
 
 // The gradients and weights of later blocks, fetched while one is worked on.
 struct Ahead {

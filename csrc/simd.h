@@ -23,6 +23,19 @@ struct FloatsMask {
   Ints set;
 };
 
+// Halves of a vector of 8.
+#if defined(__AVX2__)
+typedef float HalfFloats __attribute__((vector_size(16)));
+typedef int32_t HalfInts __attribute__((vector_size(16)));
+typedef uint32_t HalfWords __attribute__((vector_size(16)));
+static STQ_INLINE HalfFloats lower(Floats x) { return (HalfFloats)_mm256_castps256_ps128((__m256)x); }
+static STQ_INLINE HalfFloats upper(Floats x) { return (HalfFloats)_mm256_extractf128_ps((__m256)x, 1); }
+static STQ_INLINE HalfInts lower(Ints x) { return (HalfInts)_mm256_castsi256_si128((__m256i)x); }
+static STQ_INLINE HalfInts upper(Ints x) { return (HalfInts)_mm256_extracti128_si256((__m256i)x, 1); }
+static STQ_INLINE HalfWords lower(Words x) { return (HalfWords)lower((Ints)x); }
+static STQ_INLINE HalfWords upper(Words x) { return (HalfWords)upper((Ints)x); }
+#endif
+
 template <class F>
 struct Types;
 template <>
@@ -160,6 +173,8 @@ static STQ_INLINE Words with_bits(Words x, FloatsMask mask, uint32_t bits) { ret
 static STQ_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static STQ_INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 #if defined(__AVX2__)
+static STQ_INLINE HalfInts larger(HalfInts a, HalfInts b) { return (HalfInts)_mm_max_epi32((__m128i)a, (__m128i)b); }
+static STQ_INLINE HalfWords larger(HalfWords a, HalfWords b) { return (HalfWords)_mm_max_epu32((__m128i)a, (__m128i)b); }
 static STQ_INLINE Ints smaller(Ints a, Ints b) { return __builtin_ia32_pminsd256(a, b); }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return __builtin_ia32_pmaxsd256(a, b); }
 static STQ_INLINE Words larger(Words a, Words b) { return as<Words>(__builtin_ia32_pmaxud256(as<Ints>(a), as<Ints>(b))); }
@@ -293,17 +308,16 @@ struct Table {
   }
 };
 
-// A vector whose element i is x[i + distance], for the lower elements that have one.
+// A vector of 4 whose element i is x[i + distance], for the lower elements that have one.
 template <int distance, class V>
 static STQ_INLINE V shifted(V x) {
 #if defined(__clang__)
   V y{};
-  for (int i = 0; i + distance < kLanes; ++i) y[i] = x[i + distance];
+  for (int i = 0; i + distance < 4; ++i) y[i] = x[i + distance];
   return y;
 #else
-  Ints index;
-  for (int i = 0; i < kLanes; ++i) index[i] = (i + distance) % kLanes;
-  return __builtin_shuffle(x, index);
+  typedef int32_t Four __attribute__((vector_size(16)));
+  return __builtin_shuffle(x, Four{distance, (1 + distance) % 4, (2 + distance) % 4, (3 + distance) % 4});
 #endif
 }
 

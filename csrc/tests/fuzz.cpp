@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <memory>
 #include <vector>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
