@@ -207,7 +207,12 @@ def block_mean(value, tile):
         if (half >> level) > 0:
             # A sum of two: whatever order the compiler takes, it is the tree's.
             sums = tl.sum(tl.reshape(sums, [blocks, 2, half >> level]), axis=1)
-    return tl.div_rn(tl.reshape(sums, [blocks, 1, 1]), tile.size.to(tl.float32))
+    if blocks == 1:
+        # A scalar, as threads that hold all of a tensor of one number could come to hold all of the tile.
+        total = tl.full([1, 1, 1], tl.sum(tl.reshape(sums, [1]), axis=0), tl.float32)
+    else:
+        total = tl.reshape(sums, [blocks, 1, 1])
+    return tl.div_rn(total, tile.size.to(tl.float32))
 
 
 @triton.jit

@@ -31,7 +31,7 @@ INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
 """Whether the kernels were loaded under TRITON_INTERPRET=1 and work on CPU tensors, slowly."""
 
 MAX_BLOCK = 1024
-MAX_RAGGED_BLOCK = 256
+MAX_RAGGED_BLOCK = 512
 """Largest block in rows that it does not divide: a larger one takes more registers than there are."""
 CHUNK = 1024
 """Elements of a tile of whole blocks; each of 128 threads then has two 16-byte loads of fp32."""

@@ -31,6 +31,8 @@ class Tile(NamedTuple):
 
     start: tl.tensor
     """Index of the first block."""
+    blocks: tl.tensor
+    """How many blocks exist."""
     alive: tl.tensor
     """Whether each block exists."""
     live: tl.tensor
@@ -61,20 +63,20 @@ def locate(item, chunk, WHOLE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.con
     """The tile of a chunk of an item."""
     counter, place, lane = places(BLOCKS, BLOCK)
     start = (chunk - tl.load(item + FIRST_CHUNK)) * BLOCKS
-    alive = counter < tl.minimum(tl.load(item + ALL_BLOCKS) - start, BLOCKS).to(tl.int32)
+    blocks = tl.minimum(tl.load(item + ALL_BLOCKS) - start, BLOCKS).to(tl.int32)
+    alive = counter < blocks
     if WHOLE:
         size = tl.full([1, 1, 1], BLOCK, tl.int32)
         lanes = size // 8
         element = counter * BLOCK + place * (BLOCK // 8) + lane
-        return Tile(
-            start, alive, alive, size, lanes, start * BLOCK, element, start * (BLOCK // 8), counter * (BLOCK // 8)
-        )
+        before = counter * (BLOCK // 8)
+        return Tile(start, blocks, alive, alive, size, lanes, start * BLOCK, element, start * (BLOCK // 8), before)
     else:
-        return _locate_ragged(item, start, alive, BLOCKS, BLOCK)
+        return _locate_ragged(item, start, blocks, alive, BLOCKS, BLOCK)
 
 
 @triton.jit
-def _locate_ragged(item, start, alive, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+def _locate_ragged(item, start, blocks, alive, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     counter, place, lane = places(BLOCKS, BLOCK)
     row = tl.load(item + ROW)
     per_row = (row + BLOCK - 1) // BLOCK
@@ -89,7 +91,7 @@ def _locate_ragged(item, start, alive, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
     begin = below * row + column.to(tl.int64) * BLOCK
     before = below * row_lanes + column.to(tl.int64) * (BLOCK // 8)
     live = alive & (lane < lanes) & (offset < size)
-    return Tile(start, alive, live, size, lanes, top * row, begin + offset, top * row_lanes, before)
+    return Tile(start, blocks, alive, live, size, lanes, top * row, begin + offset, top * row_lanes, before)
 
 
 @triton.jit
@@ -105,23 +107,45 @@ def only_live(tile, values):
 
 
 @triton.jit
-def _pointers(address, tile, TYPE: tl.constexpr):
+def _places_in_memory(address, tile, TYPE: tl.constexpr):
+    """Pointers to a tile's elements and which of them live, in the shape that makes accesses widest.
+
+    An access reaches along the last dimension. Where a block's lanes are too few for 16 bytes, the tile is one run.
+    """
     start = address.to(tl.pointer_type(TYPE)) + tile.origin
-    if tile.live.shape[1] == 1:
+    if tile.live.shape[1] != 1:
+        return start + tile.element, tile.live
+    else:
         start = tl.multiple_of(start, 16)
-    return start + tile.element
+        lanes: tl.constexpr = tile.element.shape[2]
+        if lanes * (TYPE.primitive_bitwidth // 8) >= 16:
+            return start + tile.element, tile.live
+        else:
+            run = tl.arange(0, tile.element.shape[0] * 8 * lanes)
+            return start + run, run < tile.blocks * (8 * lanes)
+
+
+@triton.jit
+def _load(address, tile, TYPE: tl.constexpr):
+    pointers, live = _places_in_memory(address, tile, TYPE)
+    return tl.reshape(tl.load(pointers, mask=live, other=0), tile.element.shape)
+
+
+@triton.jit
+def _store(address, tile, values, TYPE: tl.constexpr):
+    pointers, live = _places_in_memory(address, tile, TYPE)
+    tl.store(pointers, tl.reshape(values, pointers.shape), mask=live)
 
 
 @triton.jit
 def load(address, tile, DTYPE: tl.constexpr):
     """Values of a tensor of the parameter's shape as fp32; zeros where no element lives."""
     if DTYPE == BFLOAT16:
-        pattern = tl.load(_pointers(address, tile, tl.uint16), mask=tile.live, other=0).to(tl.uint32) << 16
-        return pattern.to(tl.float32, bitcast=True)
+        return (_load(address, tile, tl.uint16).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     elif DTYPE == FLOAT16:
-        return tl.load(_pointers(address, tile, tl.float16), mask=tile.live, other=0.0).to(tl.float32)
+        return _load(address, tile, tl.float16).to(tl.float32)
     else:
-        return tl.load(_pointers(address, tile, tl.float32), mask=tile.live, other=0.0)
+        return _load(address, tile, tl.float32)
 
 
 @triton.jit
@@ -132,8 +156,8 @@ def store(address, tile, values, DTYPE: tl.constexpr):
         pattern = values.to(tl.uint32, bitcast=True)
         rounded = (pattern + 0x7FFF + ((pattern >> 16) & 1)) >> 16
         rounded = tl.where((pattern & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
-        tl.store(_pointers(address, tile, tl.uint16), rounded.to(tl.uint16), mask=tile.live)
+        _store(address, tile, rounded.to(tl.uint16), tl.uint16)
     elif DTYPE == FLOAT16:
-        tl.store(_pointers(address, tile, tl.float16), values.to(tl.float16), mask=tile.live)
+        _store(address, tile, values.to(tl.float16), tl.float16)
     else:
-        tl.store(_pointers(address, tile, tl.float32), values, mask=tile.live)
+        _store(address, tile, values, tl.float32)
