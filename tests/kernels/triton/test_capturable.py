@@ -184,5 +184,8 @@ def test_backends_say_who_serves() -> None:
     formats = [catalog.get("dynamic2", 64), catalog.get("log1", 64)]
     rows, columns = Box((64, 128), (8, 0), (8, 128)), Box((64, 128), (0, 64), (64, 64))
     assert backend.why_not_compiled("triton", param, formats, rows) is None
-    assert "sharded within its rows" in str(backend.why_not_compiled("triton", param, formats, columns))
+    assert backend.why_not_compiled("triton", param, formats, columns) is None
+    four = torch.nn.Parameter(torch.zeros(64, 4, 4, 64))
+    inner = Box((64, 4, 4, 64), (0, 1, 2, 0), (64, 2, 2, 64))
+    assert "several dimensions" in str(backend.why_not_compiled("triton", four, formats, inner))
     assert "published recipe" in str(backend.why_not_compiled("triton", param, [catalog.get("dynamic4", 64)]))

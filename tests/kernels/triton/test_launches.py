@@ -13,6 +13,7 @@ from stquant.kernels import backend, triton
 
 launch = pytest.importorskip("stquant.kernels.triton.launch")
 tables = pytest.importorskip("stquant.kernels.triton.tables")
+RECORD = pytest.importorskip("stquant.kernels.triton.records").SIZE.value
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU")
 
@@ -23,9 +24,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
 
     def count(kernel, programs, table, chunks, constants) -> None:
-        assert table.numel() % 32 == 0
+        assert table.numel() % RECORD == 0
         assert len(chunks) == programs
-        seen.append((programs, table.numel() // 32))
+        seen.append((programs, table.numel() // RECORD))
 
     monkeypatch.setattr(tables, "run", count)
     return seen

@@ -16,7 +16,7 @@ import torch
 
 SERVES = (
     "fp32, bf16 and fp16 parameters and gradients on a GPU, contiguous; "
-    "states of the families dynamic, mulaw and log in blocks of 32 to 1024; whole or sharded by rows; "
+    "states of the families dynamic, mulaw and log in blocks of 32 to 1024; whole or sharded; "
     "not what adaptive policies measure"
 )
 """What the kernels take; the rest is worked on by the reference."""

@@ -230,15 +230,14 @@ def _in_order(value, tile):
 
 
 @triton.jit
-def random_bits(key, tile, first):
-    """32 random bits, uint32, for each element of a tile, of a 64-bit key; `first` is the index of element 0."""
-    origin = first + tile.origin
-    if tile.live.shape[1] == 1:
-        # An element of a tile of whole blocks is below 2**32, so a carry tells the upper word.
-        low = origin.to(tl.uint32) + tile.element.to(tl.uint32)
+def random_bits(key, origin, element):
+    """32 random bits, uint32, of a 64-bit key for elements `origin + element`; `origin` is int64."""
+    if element.dtype == tl.int32:
+        # A carry tells the upper word.
+        low = origin.to(tl.uint32) + element.to(tl.uint32)
         high = (origin >> 32).to(tl.uint32) + (low < origin.to(tl.uint32)).to(tl.uint32)
     else:
-        index = origin + tile.element
+        index = origin + element
         low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     x = low ^ (high * 0x9E3779B1 ^ key.to(tl.uint32))
     x = (x ^ (x >> 16)) * 0x21F0AAAD

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from stquant.codecs import rounding
-from stquant.codecs.blocks import Box, Grid
+from stquant.codecs.blocks import Box, Grid, Strides
 from stquant.codecs.format import Family, Format
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
@@ -25,6 +25,7 @@ from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstan
 from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, Rule, SGDRule, State
 from stquant.kernels.reference.stats import ENERGY_BINS, StateStats
 from stquant.kernels.triton import capturing, steps, transfers
+from stquant.kernels.triton.records import APART
 from stquant.kernels.triton.tables import Constants, Record, Variant, start
 
 INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
@@ -44,7 +45,7 @@ _PLAIN = 1
 _NO_STATE = (0,) * 5
 _NO_CONSTANTS = (0.0,) * 9
 _ONE, _MANTISSA = 0x3F800000, 23
-_CUT = "the parameter is sharded within its rows, and random numbers follow from places in the whole one"
+_CUT = "the parameter is sharded along several dimensions between the first and the last"
 
 
 def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
@@ -104,7 +105,7 @@ def why_not_served(param: Tensor, formats: Iterable[Format], box: Box | None) ->
             if format.family not in _FAMILIES:
                 return _of_a_recipe(format)
             grid = Grid.of(tuple(param.shape), format.block, box)
-            if format.stochastic and _first(grid) is None:
+            if format.stochastic and _strides(grid) is None:
                 return _CUT
             reason = _why_not_grid(grid)
             if reason:
@@ -121,7 +122,7 @@ def why_not_captured(item: Item, rule: Rule) -> str | None:
 
 def why_not(item: Item) -> str | None:
     """Say why the reference works on an item of a step, or None if these kernels do."""
-    if item.box is not None and _first(item.grid) is None and _draws(item):
+    if item.box is not None and _strides(item.grid) is None and _draws(item):
         return _CUT
     tensors = [item.param, item.grad]
     grid = None
@@ -213,7 +214,7 @@ def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
         "PARAM": _DTYPES[item.param.dtype],
         "GRAD": _DTYPES[item.grad.dtype],
         "RESIDUAL_BITS": 0 if item.residual is None else item.residual.bits,
-        "STOCHASTIC": int(item.stochastic and item.param.dtype is not torch.float32),
+        "STOCHASTIC": _noise(item.grid) if item.stochastic and item.param.dtype is not torch.float32 else 0,
         "MAXIMIZE": int(rule.maximize),
         **step.variant(item, rule),
         **_geometry(item.grid, plain),
@@ -252,7 +253,7 @@ def _adam_variant(item: Item, rule: AdamRule) -> dict[str, int]:
         "PREPAY": _prepays(item.states["exp_avg"]),
         "SECOND": _PLAIN if packed is None else _FAMILIES[packed.family],
         "SECOND_BITS": 0 if packed is None else packed.bits,
-        "NOISY": int(packed is not None and packed.stochastic),
+        "NOISY": _noise(item.grid) if packed is not None and packed.stochastic else 0,
         "MAXIMUM": int("max_exp_avg_sq" in item.states),
     }
 
@@ -320,7 +321,7 @@ def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
     fields += _NO_STATE * (3 - len(step.states))
     constants = _NO_CONSTANTS if item.counter is not None else step.constants(rule, item.step)
     grid = item.grid
-    return Record(grid, tuple(fields), constants, _first(grid) or 0, item.counter)
+    return Record(grid, tuple(fields), constants, _strides(grid) or Strides(0), item.counter)
 
 
 def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
@@ -334,10 +335,16 @@ def _draws(item: Item) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _first(grid: Grid) -> int | None:
-    """Index of the first element in the whole parameter; None if the others do not follow one by one."""
+def _strides(grid: Grid) -> Strides | None:
+    """Where rows lie in the whole parameter, or None if no record can say it."""
     strides = grid.strides()
-    return strides.origin if strides is not None and (strides.run == 0 or grid.rows == 1) else None
+    return Strides(strides.origin) if strides is not None and grid.rows == 1 else strides
+
+
+def _noise(grid: Grid) -> int:
+    """How a rounding that draws finds the numbers of elements: in rows that follow each other, or APART."""
+    strides = _strides(grid)
+    return APART.value if strides is not None and strides.run else 1
 
 
 def _transfer_(kernel: Any, states: Sequence[Packed], tensor: Tensor | None = None) -> None:

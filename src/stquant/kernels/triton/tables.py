@@ -14,24 +14,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stquant.codecs.blocks import Grid
+from stquant.codecs.blocks import Grid, Strides
 from stquant.kernels.ops import Rule
 from stquant.kernels.triton import capturing
 
-_RECORD = struct.Struct("=3q 4Q" + "Q Q Q q q" * 3 + "f4x" * 9 + "q")
+_RECORD = struct.Struct("=3q 4Q" + "Q Q Q q q" * 3 + "f4x" * 9 + "4q 8x")
 """The numbers of a record, in the order of `records`."""
 
 Constants = tuple[float, ...]
 
+THREADS = 128
+"""Threads of a program."""
+
 
 def options(lanes: int) -> dict[str, int | bool]:
-    """Options of every launch: 128 threads a program, on warps of `lanes` threads.
+    """Options of every launch, on warps of `lanes` threads.
 
     A fused multiply-add would round once where the reference rounds twice. Without a limit on
     registers CUDA's assembler sets one of its own now and then, and spills.
     """
     limit = {"maxnreg": 255} if lanes == 32 else {}
-    return {"num_warps": 128 // lanes, "enable_fp_fusion": False, **limit}
+    return {"num_warps": THREADS // lanes, "enable_fp_fusion": False, **limit}
 
 
 _OPTIONS = options(64 if torch.version.hip else 32)
@@ -50,8 +53,8 @@ class Record(NamedTuple):
     grid: Grid
     fields: tuple[int, ...]
     constants: Constants
-    first: int = 0
-    """Index of the first element in the whole parameter."""
+    strides: Strides = Strides(0)
+    """Where rows lie in the whole parameter."""
     counter: Tensor | None = None
 
 
@@ -62,7 +65,7 @@ def start(kernel: Any, variant: Variant, records: Sequence[Record], rule: Rule |
     packed, counts, first_chunk = bytearray(), [], 0
     for record in records:
         blocks, row = _size(record.grid)
-        packed += _RECORD.pack(first_chunk, blocks, row, *record.fields, *record.constants, record.first)
+        packed += _RECORD.pack(first_chunk, blocks, row, *record.fields, *record.constants, *_strides(record.strides))
         counts.append(-(-blocks // per_chunk))
         first_chunk += counts[-1]
     table = _to_device(torch.frombuffer(packed, dtype=torch.int64), variant.device)
@@ -84,6 +87,10 @@ def run(kernel: Any, programs: int, table: Tensor, chunks: Tensor, constants: di
 @functools.lru_cache(maxsize=4096)
 def _size(grid: Grid) -> tuple[int, int]:
     return grid.rows * grid.blocks_per_row, grid.row
+
+
+def _strides(strides: Strides) -> tuple[int, int, int, int]:
+    return strides.origin, strides.run, strides.jump, strides.pitch
 
 
 def _make_chunk_table(counts: tuple[int, ...], device: torch.device) -> Tensor:
