@@ -80,6 +80,39 @@ def test_another_dtype_is_another_launch(launches) -> None:
     assert len(launches) == 2
 
 
+def test_what_changes_between_steps_reaches_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of a parameter from its last step is used only as long as it holds."""
+    seen: list[tuple[dict[str, int], list[int]]] = []
+    monkeypatch.setattr(
+        tables, "run", lambda kernel, n, table, chunks, constants: seen.append((constants, table.tolist()))
+    )
+    (param,) = parameters([(64, 128)])
+    optimizer = stquant.Adam([param], lr=1e-3, weight_decay=0.0, backend="triton")
+    group = optimizer.param_groups[0]
+    second_key, addresses = 14, slice(3, 5)
+
+    def launched() -> tuple[dict[str, int], list[int]]:
+        optimizer.step()
+        return seen[-1]
+
+    first, again = launched(), launched()
+    assert first[0] == again[0]
+    assert len({record[second_key] for _, record in seen}) == 2, "each step draws numbers of its own"
+    assert first[1][22:31] != again[1][22:31], "bias corrections follow the step"
+    param.grad = param.detach().clone()
+    assert launched()[1][addresses] == [param.data_ptr(), param.grad.data_ptr()]
+    param.grad_dtype = None
+    param.grad = param.detach().bfloat16()
+    assert launched()[0]["GRAD"] == 1
+    group["weight_decay"] = 0.1
+    assert launched()[0]["DECAYED"] == 1
+    group["maximize"] = True
+    assert launched()[0]["MAXIMIZE"] == 1
+    state = optimizer.state[param]["exp_avg"]
+    state.codes = state.codes.clone()
+    assert launched()[1][7] == state.codes.data_ptr()
+
+
 def test_every_block_belongs_to_one_program(launches) -> None:
     stquant.AdamW(parameters([(64, 128), (300, 256)]), backend="triton").step()
     assert launches == [(64 * 128 // launch.CHUNK + 300 * 256 // launch.CHUNK, 2)]

@@ -23,6 +23,7 @@ from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
 from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, Rule, SGDRule, State
+from stquant.kernels.records import facts as facts_of
 from stquant.kernels.reference.stats import ENERGY_BINS, StateStats
 from stquant.kernels.triton import capturing, steps, transfers
 from stquant.kernels.triton.records import APART
@@ -196,16 +197,38 @@ class _Step(NamedTuple):
     variant: Callable[[Item, Any], dict[str, int]]
 
 
+class _Known(NamedTuple):
+    """An item's part of a launch as it stays from step to step: no constants, and stems in the fields for `keys`."""
+
+    variant: Variant
+    record: Record
+    keys: tuple[int, ...]
+
+
 def _step_(step: _Step, items: Sequence[Item], rule: Rule) -> None:
     launches: dict[Variant, list[Record]] = {}
+    constants: dict[int, Constants] = {}
     for item in items:
-        if why_not(item) is not None:
+        known = _known(step, item, rule)
+        if isinstance(known, str):
             assert item.counter is None, "`why_not_captured` was not asked"
             step.reference([item], rule)
         elif item.param.numel():
-            launches.setdefault(_variant(step, item, rule), []).append(_step_record(step, item, rule))
-    for variant, records in launches.items():
-        start(step.kernel, variant, records, rule)
+            launches.setdefault(known.variant, []).append(_record_of_step(step, known, item, rule, constants))
+    for variant, found in launches.items():
+        start(step.kernel, variant, found, rule)
+
+
+def _known(step: _Step, item: Item, rule: Rule) -> _Known | str:
+    """Return an item's part of a launch, from the last step if nothing has changed, or why there is none."""
+    compiled_in = (getattr(rule, "decoupled", None), getattr(rule, "nesterov", None), rule.weight_decay != 0.0)
+    facts, memo = [type(rule), *compiled_in, *facts_of(item, rule)], item.memo
+    if memo is not None and memo.facts == facts:
+        return memo.known  # type: ignore[no-any-return]
+    known = why_not(item) or _Known(_variant(step, item, rule), *_record(step, item, rule))
+    if memo is not None:
+        memo.facts, memo.known = facts, known
+    return known
 
 
 def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
@@ -297,31 +320,43 @@ _LION = _Step(steps.lion, reference.lion_step_, ("exp_avg",), _lion_constants, _
 # ---------------------------------------------------------------------------------- records
 
 
-def _step_record(step: _Step, item: Item, rule: Rule) -> Record:
-    def key(stream: Stream) -> int:
-        if item.counter is not None:
-            return rounding.parameter_key(rule.seed, item.noise_id, stream)
-        return rounding.key(rule.seed, item.noise_id, stream, item.step)
-
+def _record(step: _Step, item: Item, rule: Rule) -> tuple[Record, tuple[int, ...]]:
+    """The last two fields of `_Known`."""
     fields = [
         item.param.data_ptr(),
         item.grad.data_ptr(),
         0 if item.residual is None else item.residual.codes.data_ptr(),
-        key(Stream.WEIGHT) if item.stochastic else 0,
+        rounding.parameter_key(rule.seed, item.noise_id, Stream.WEIGHT) if item.stochastic else 0,
     ]
+    keys = [3] if item.stochastic else []
     for name in step.states:
         state = item.states.get(name)
         if isinstance(state, Tensor):
             fields += (state.data_ptr(), 0, 0, 0, 0)
         elif state is None:
             fields += _NO_STATE
+        elif state.format.stochastic and not state.format.signed:
+            keys.append(len(fields) + 2)
+            fields += _state_fields(state, rounding.parameter_key(rule.seed, item.noise_id, Stream.EXP_AVG_SQ))
         else:
-            drawn = state.format.stochastic and not state.format.signed
-            fields += _state_fields(state, key(Stream.EXP_AVG_SQ) if drawn else 0)
+            fields += _state_fields(state)
     fields += _NO_STATE * (3 - len(step.states))
-    constants = _NO_CONSTANTS if item.counter is not None else step.constants(rule, item.step)
-    grid = item.grid
-    return Record(grid, tuple(fields), constants, _strides(grid) or Strides(0), item.counter)
+    return Record(item.grid, tuple(fields), _NO_CONSTANTS, _strides(item.grid) or Strides(0)), tuple(keys)
+
+
+def _record_of_step(step: _Step, known: _Known, item: Item, rule: Rule, constants: dict[int, Constants]) -> Record:
+    """Complete a record; that of an item with a counter is completed on the device."""
+    grid, fields, _, strides, _ = known.record
+    if item.counter is not None:
+        return Record(grid, fields, _NO_CONSTANTS, strides, item.counter)
+    if item.step not in constants:
+        constants[item.step] = step.constants(rule, item.step)
+    if known.keys:
+        drawn = list(fields)
+        for place in known.keys:
+            drawn[place] = rounding.mix64(drawn[place] ^ item.step)
+        fields = tuple(drawn)
+    return Record(grid, fields, constants[item.step], strides)
 
 
 def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
