@@ -275,6 +275,22 @@ def triton_kernels() -> str:
     return table(["AdamW kernel", "registers", "spills", "loads (128-bit)", "stores (128-bit)", "instructions"], rows)
 
 
+def triton_compiled() -> str:
+    """How many triton kernels were compiled, and how many of them had something wrong."""
+    found = load("triton_compile")
+    rows = [
+        [
+            architecture,
+            *(f"{pairs[key]:,}" for key in ("compiled", "complaints")),
+            *(f"{sample[key]:,}" for key in ("compiled", "of", "complaints")),
+            str(max(part["most_registers"] for part in (pairs, sample))),
+        ]
+        for architecture, pairs, sample in ((name, pairs, found["all"][name]) for name, pairs in found["pairs"].items())
+    ]
+    head = ["architecture", "covering array", "complaints", "full product", "out of", "complaints", "most registers"]
+    return table(head, rows)
+
+
 def cpu_step() -> str:
     """Time of a step on the CPU; what could not be measured stands with a dash."""
     rows = []
@@ -330,6 +346,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-tuning": evidence.tuning,
     "evidence-cost": evidence.cost,
     "evidence-plan": evidence.plan,
+    "triton-compiled": triton_compiled,
     "triton-kernels": triton_kernels,
 }
 

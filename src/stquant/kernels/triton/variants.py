@@ -1,8 +1,8 @@
 """Kernels compiled ahead of time, for architectures that need not be present.
 
 `pairs` lists few jobs in which all pairs of choices occur, the architecture being one of them;
-`compile_` gives the machine code of a job, `cost` what it costs. Tests and the table in the docs
-are made from these.
+`compile_` gives the machine code of a job, `cost` what it costs, `complaint` what is wrong with
+that. Tests and the tables in the docs are made from these.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stquant.kernels.triton import steps, transfers
+from stquant.kernels.triton.codec import PLAIN
 from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, RAGGED_CHUNK
-from stquant.kernels.triton.tables import options
+from stquant.kernels.triton.tables import THREADS, options
+from stquant.kernels.triton.tiles import FLOAT32
 
 ARCHITECTURES: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -40,10 +42,24 @@ SQUARES = ((1, 0, 0), (4, 0, 0), (4, 1, 1), (4, 2, 1), (4, 3, 1), (4, 4, 1), (4,
 """Family, bits and whether rounding is stochastic of an average of squares."""
 SECONDS = (*SQUARES, "sgd", "lion")
 """The same, and the rules without one."""
-WEIGHTS = ((0, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (1, 1, 0, 1), (1, 1, 8, 1), (1, 0, 16, 0), (2, 2, 0, 1))
+WEIGHTS = (
+    *((0, 0, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0), (2, 2, 0, 0), (2, 2, 0, 1), (2, 0, 0, 1)),
+    *((1, 1, 0, 0), (1, 1, 0, 1), (1, 1, 3, 0), (1, 1, 6, 1), (1, 1, 8, 1), (1, 0, 16, 0)),
+)
 """Dtypes of parameter and gradient (fp32, bf16, fp16), bits of the residual, stochastic rounding."""
-BLOCKS = ((128, 1), (128, 0), (32, 1), (MAX_RAGGED_BLOCK, 0), (1024, 1))
-"""Block, and whether rows are made of whole blocks."""
+BLOCKS = (
+    *((32, 1, 1), (64, 1, 1), (128, 1, 1), (256, 1, 1), (512, 1, 1), (1024, 1, 1), (32, 1, 2), (128, 1, 2)),
+    *(
+        (32, 0, 1),
+        (64, 0, 1),
+        (128, 0, 1),
+        (256, 0, 1),
+        (MAX_RAGGED_BLOCK, 0, 1),
+        (128, 0, 2),
+        (MAX_RAGGED_BLOCK, 0, 2),
+    ),
+)
+"""Block, whether rows are made of whole blocks, and whether they follow each other (1) or lie APART (2)."""
 
 Kinds = Sequence[Sequence[Any]]
 """Lists to choose from: a momentum, a second state or a rule, weights, a block, an architecture."""
@@ -52,7 +68,7 @@ FEW: Kinds = (
     ((1, 0, 0), (2, 2, 1), (3, 4, 0), (3, 8, 0)),
     ((1, 0, 0), (4, 1, 1), (4, 4, 1), (4, 8, 0), "sgd", "lion"),
     ((0, 0, 0, 0), (1, 1, 8, 1), (1, 0, 16, 0), (2, 2, 0, 1)),
-    ((128, 1), (128, 0), (1024, 1)),
+    ((128, 1, 1), (128, 0, 1), (1024, 1, 1), (32, 1, 1), (128, 0, 2)),
     tuple(ARCHITECTURES),
 )
 """What the tests compile pairs of: a minute's worth."""
@@ -67,8 +83,8 @@ class Cost:
 
     Attributes:
         registers: Vector registers of a thread.
-        loads: Loads from memory, and how many of them are 128 bits wide.
-        stores: The same for stores.
+        loads: Loads from memory, and how many of them are 128 bits wide; of a record, none is counted so.
+        stores: Stores to memory, and how many of them are 128 bits wide.
         spills: Loads and stores of registers spilled to memory.
         parked: Scalar registers that ROCm's compiler keeps in lanes of vector registers for lack of
             scalar ones; nothing of that goes to memory.
@@ -84,9 +100,15 @@ class Cost:
 
 
 def every(architectures: Sequence[str]) -> list[Job]:
-    """Every combination, of AdamW with all options."""
-    rows = itertools.product(architectures, SIGNED, SECONDS, WEIGHTS, BLOCKS, (0, 1), (0, 1))
-    return [(architecture, *kernel(*choices)) for architecture, *choices in rows]  # type: ignore[arg-type]
+    """Every combination, of AdamW with all options, shuffled: each part of the list is a fair sample."""
+    rows = list(itertools.product(architectures, SIGNED, SECONDS, WEIGHTS, BLOCKS, (0, 1), (0, 1)))
+    random.Random(0).shuffle(rows)
+    jobs = {}
+    for architecture, *choices in rows:
+        name, constants = kernel(*choices)  # type: ignore[arg-type]
+        # SGD and Lion have fewer options.
+        jobs[(architecture, name, *constants.values())] = (architecture, name, constants)
+    return list(jobs.values())
 
 
 def pairs(kinds: Kinds, seed: int = 0) -> list[Job]:
@@ -138,19 +160,22 @@ def adam(
 ) -> dict[str, int]:
     """Constants of a variant of the AdamW kernel, from entries of the lists above."""
     names = ("PARAM", "GRAD", "RESIDUAL_BITS", "STOCHASTIC", "MAXIMIZE", "DECAYED", "FIRST", "FIRST_BITS", "PREPAY")
-    values = (*weight, maximize, decayed, *first, *second, 0, block[1], _blocks(*block), block[0])
-    return dict(
-        zip((*names, "SECOND", "SECOND_BITS", "NOISY", "MAXIMUM", "WHOLE", "BLOCKS", "BLOCK"), values, strict=True)
-    )
+    size, whole, noise = block
+    values = (*weight[:3], weight[3] * noise, maximize, decayed, *first, *second[:2], second[2] * noise, 0)
+    geometry = {"WHOLE": whole, "BLOCKS": _blocks(size, whole), "BLOCK": size}
+    return dict(zip((*names, "SECOND", "SECOND_BITS", "NOISY", "MAXIMUM"), values, strict=True)) | geometry
 
 
-def transfers_of(architectures: Sequence[str]) -> list[Job]:
-    """Two variants of each of the kernels that take no step; the architectures take turns."""
+def others(architectures: Sequence[str]) -> list[Job]:
+    """What the lists above do not make, once with whole and once with short blocks; the architectures take turns."""
     turns, found = itertools.cycle(architectures), []
-    for name, whole in itertools.product(("decode", "encode", "recode", "stats"), (0, 1)):
+    for whole in (0, 1):
+        geometry = {"WHOLE": whole, "BLOCKS": _blocks(128, whole), "BLOCK": 128}
         constants = {"DTYPE": whole, "FAMILY": 4, "BITS": 3 + whole, "TO_FAMILY": 4 if whole else 3, "TO_BITS": 4}
-        found.append((next(turns), name, {**constants, "WHOLE": whole, "BLOCKS": _blocks(128, whole), "BLOCK": 128}))
-    return found
+        found += [(name, constants | geometry) for name in ("decode", "encode", "recode", "stats")]
+        found.append(("adam", adam((1, 0, 0), (1, 0, 0), (0, 0, 0, 0), (128, whole, 1)) | {"MAXIMUM": 1}))
+        found.append(kernel((0, 0, 0), "sgd", (1, 1, 8, 1), (128, whole, 1)))
+    return [(next(turns), *job) for job in found]
 
 
 def _blocks(block: int, whole: int) -> int:
@@ -178,6 +203,26 @@ def cost(compiled: Any) -> Cost:
     return _cuda_cost(compiled) if "cubin" in compiled.asm else _hip_cost(compiled.asm["amdgcn"])
 
 
+def complaint(cost: Cost, constants: Mapping[str, int]) -> str | None:
+    """Say what is wrong with a kernel: spills, or narrow access in a step of whole blocks."""
+    if cost.spills:
+        return f"{cost.spills} spills"
+    if constants["WHOLE"] and "GRAD" in constants:
+        loads, stores = _wide(constants)
+        if cost.loads[1] < loads or cost.stores[1] < stores:
+            return f"128-bit loads and stores: {cost.loads[1]} of {loads} and {cost.stores[1]} of {stores}"
+    return None
+
+
+def _wide(constants: Mapping[str, int]) -> tuple[int, int]:
+    """128-bit loads and stores in which a thread has its parameters, gradients and plain states."""
+    elements = constants["BLOCKS"] * constants["BLOCK"] // THREADS
+    fp32, half = elements // 4, elements // 8
+    param, grad = (fp32 if constants[name] == FLOAT32.value else half for name in ("PARAM", "GRAD"))
+    plain = sum(constants.get(state) == PLAIN.value for state in ("FIRST", "SECOND")) + constants.get("MAXIMUM", 0)
+    return param + grad + plain * fp32, param + plain * fp32
+
+
 def _cuda_cost(compiled: Any) -> Cost:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -198,13 +243,17 @@ def _cuda_cost(compiled: Any) -> Cost:
 
 
 def _hip_cost(code: str) -> Cost:
-    mnemonics = re.findall(r"^\t([a-z]\w+)", code, re.MULTILINE)
+    instructions = re.findall(r"^\t([a-z]\w+.*)", code, re.MULTILINE)
+    mnemonics = [line.split()[0] for line in instructions]
+    # The address of a record, unlike that of an element, is in scalar registers.
+    of_records = sum(bool(re.match(r"global_load_dwordx4 .*\bs\[", line)) for line in instructions)
+    loads, wide_loads = _count(mnemonics, ("global_load", "buffer_load"), "x4")
     spilled, parked = (int(re.findall(rf"\.{kind}gpr_spill_count:\s*(\d+)", code)[0]) for kind in "vs")
     registers = re.search(r"\.vgpr_count:\s*(\d+)", code)
     assert registers is not None
     return Cost(
         int(registers[1]),
-        _count(mnemonics, ("global_load", "buffer_load"), "x4"),
+        (loads, wide_loads - of_records),
         _count(mnemonics, ("global_store", "buffer_store"), "x4"),
         spilled + sum(name.startswith("scratch_") for name in mnemonics),
         parked,
