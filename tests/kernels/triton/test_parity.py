@@ -215,9 +215,13 @@ def test_what_the_reference_serves() -> None:
     assert "published recipe" in str(launch.why_not(recipe))
     ragged = replace(Case(DEFAULT, (8, 1500), block=1024).item(), step=1)
     assert launch.why_not(ragged) == "blocks of more than 512 in rows that they do not divide"
+    whole = replace(Case(DEFAULT, (2, 1024), block=1024).item(), step=1)
+    assert launch.why_not(whole) is None
+    moved = replace(whole, param=torch.randn(2049)[1:].view(2, 1024))
+    assert launch.why_not(moved) == "blocks of more than 512 in memory that does not start on 16-byte borders"
     meta = replace(item, param=item.param.to("meta"), grad=item.grad.to("meta"))
     assert "a tensor is on meta" in str(launch.why_not(meta))
-    for given in (strided, recipe, ragged):
+    for given in (strided, recipe, ragged, moved):
         ours, truth = copy.deepcopy(given), copy.deepcopy(given)
         launch.adam_step_([ours], ADAMW)
         reference.adam_step_([truth], ADAMW)

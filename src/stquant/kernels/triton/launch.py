@@ -8,7 +8,7 @@ says what that is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
@@ -147,7 +147,10 @@ def why_not(item: Item) -> str | None:
         tensors.append(state.codes)
     if grid is not None and "max_exp_avg_sq" in item.states:
         return "a running maximum next to packed states"
-    return _why_not_tensors(tensors) or (None if grid is None else _why_not_grid(grid))
+    reason = _why_not_tensors(tensors) or (None if grid is None else _why_not_grid(grid))
+    if reason is None and grid is not None and grid.block > MAX_RAGGED_BLOCK and not _is_whole(grid, _plain(item)):
+        return f"blocks of more than {MAX_RAGGED_BLOCK} in memory that does not start on 16-byte borders"
+    return reason
 
 
 def _why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
@@ -232,7 +235,6 @@ def _known(step: _Step, item: Item, rule: Rule) -> _Known | str:
 
 
 def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
-    plain = (item.param, item.grad, *(state for state in item.states.values() if isinstance(state, Tensor)))
     constants = {
         "PARAM": _DTYPES[item.param.dtype],
         "GRAD": _DTYPES[item.grad.dtype],
@@ -240,14 +242,26 @@ def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
         "STOCHASTIC": _noise(item.grid) if item.stochastic and item.param.dtype is not torch.float32 else 0,
         "MAXIMIZE": int(rule.maximize),
         **step.variant(item, rule),
-        **_geometry(item.grid, plain),
+        **_geometry(item.grid, _plain(item)),
     }
     return Variant(item.param.device, tuple(constants.items()))
 
 
+def _plain(item: Item) -> Iterator[Tensor]:
+    """Yield the tensors of an item that have the parameter's shape."""
+    yield item.param
+    yield item.grad
+    yield from (state for state in item.states.values() if isinstance(state, Tensor))
+
+
+def _is_whole(grid: Grid, plain: Iterable[Tensor]) -> bool:
+    """Whether rows are made of whole blocks, in memory that starts on 16-byte borders."""
+    return grid.row % grid.block == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in plain)
+
+
 def _geometry(grid: Grid, plain: Iterable[Tensor]) -> dict[str, int]:
-    """Tiles: those of rows of whole blocks, in memory that starts on 16-byte borders, are the fast ones."""
-    whole = grid.row % grid.block == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in plain)
+    """Tiles: those of rows of whole blocks are the fast ones."""
+    whole = _is_whole(grid, plain)
     return {
         "WHOLE": int(whole),
         "BLOCKS": max(1, (CHUNK if whole else RAGGED_CHUNK) // grid.block),
