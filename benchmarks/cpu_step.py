@@ -31,7 +31,8 @@ from stquant.kernels import cpu, reference
 
 TARGET = Path(__file__).parent / "results" / "cpu_step.json"
 PAIRS = {
-    "default (dynamic2 + log1)": ("dynamic2", "log1"),
+    "default (dynamic2 + log0)": ("dynamic2", "log0"),
+    "dynamic2 + log1": ("dynamic2", "log1"),
     "2 bits": ("dynamic2", "log2-nearest"),
     "3 bits": ("dynamic3", "log3-nearest"),
     "4 bits": ("mulaw4", "log4-nearest"),
@@ -128,7 +129,7 @@ def others(shapes: list[tuple[int, ...]]) -> tuple[Steps, dict[str, str]]:
     shared = parameters(shapes)
     steps: Steps = {
         "torch fused": torch.optim.AdamW(shared, fused=True).step,
-        "default (dynamic2 + log1)": stquant.AdamW(shared).step,
+        "default (dynamic2 + log0)": stquant.AdamW(shared).step,
     }
     missing = {}
     for name, (module, attribute) in OTHERS.items():

@@ -119,6 +119,7 @@ FILES = {
             (STRESSES, ("2+1 bits",), SEEDS[:2]),
             # Whether more bits would hold where the default does not.
             (("peak x8",), ("torch NAdam", "8 bits"), SEEDS),
+            (("long",), ("8 bits",), SEEDS),
         ],
         minutes=60,
     ),
