@@ -341,7 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-formats": calibration_formats,
     "variants": variants,
     **{f"evidence-{name}": functools.partial(evidence.gaps, "quality", name) for name in ("gpt2", "vit", "clip")},
-    "evidence-stress": functools.partial(evidence.gaps, "stress"),
+    **{f"evidence-{name}": functools.partial(evidence.gaps, name) for name in ("stress", "sizes", "finetune")},
     "evidence-beaten": evidence.beaten,
     "evidence-tuning": evidence.tuning,
     "evidence-cost": evidence.cost,
