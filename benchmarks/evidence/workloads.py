@@ -124,11 +124,12 @@ def _switch() -> Workload:
     return _changing(_main("gpt2"), change, name="switch", validation=validation)
 
 
-def _sized(size: str) -> Workload:
+def _sized(size: str, steps: int = SIZE_STEPS, name: str | None = None) -> Workload:
     """GPT-2 of a size; beyond the main width the rate falls as the width grows."""
     width, layers, heads = SIZES[size]
     peak = PEAK["gpt2"] * min(1.0, 128 / width)
-    return _main("gpt2", name=f"gpt2-{size}", build=lambda: gpt2(width, layers, heads), steps=SIZE_STEPS, lr=peak)
+    chosen = name or f"gpt2-{size}"
+    return _main("gpt2", name=chosen, build=lambda: gpt2(width, layers, heads), steps=steps, lr=peak)
 
 
 class _Classifier(nn.Module):
@@ -207,6 +208,7 @@ def _minilm() -> Workload:
 REGISTRY: dict[str, Callable[[], Workload]] = {
     **{name: functools.partial(_main, name) for name in PEAK},
     **{f"gpt2-{size}": functools.partial(_sized, size) for size in SIZES},
+    "gpt2-3M, 300 steps": functools.partial(_sized, "3M", STEPS, "gpt2-3M, 300 steps"),
     "large batch": _large_batch,
     "peak x8": lambda: _main("gpt2", name="peak x8", lr=8 * PEAK["gpt2"]),
     "spikes": _spikes,

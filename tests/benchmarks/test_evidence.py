@@ -41,7 +41,7 @@ def test_every_contender_runs(contender: str) -> None:
     assert (run["packed_bits"] is None) == (CONTENDERS[contender].kind not in ("ours", "recipe"))
 
 
-LARGE = {"minilm", "gpt2-1M", "gpt2-3M", "gpt2-10M"}
+LARGE = {"minilm", "gpt2-1M", "gpt2-3M", "gpt2-3M, 300 steps", "gpt2-10M"}
 """Workloads that take long even at toy size; the sizes differ in two numbers only."""
 
 
