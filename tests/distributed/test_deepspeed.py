@@ -158,7 +158,7 @@ FIXED = ["dynamic2", "log1", "mulaw5", "log5"]
 def test_flat_partitions_are_packed_and_resume(pair: Ranks, tmp_path: Path, stage: int, adaptive: bool) -> None:
     for formats, equal, goes_on in pair(train, stage, adaptive, str(tmp_path)):
         packed = [name for name in formats if name != "fp32"]
-        # Budget of 3 bits: 4 + 1, and two scales of 32 bits for 128 elements.
-        assert packed == (["mulaw4", "log1"] if adaptive else FIXED)
+        # Budget of 3 bits: 2 + 3, and two scales of 32 bits for 128 elements.
+        assert packed == (["dynamic2", "log3"] if adaptive else FIXED)
         assert equal, "a step is that of an optimizer over the same flat vectors"
         assert goes_on, "a new engine continues the checkpoint to the bit"

@@ -128,7 +128,7 @@ def why_not_compiled(name: str | None, param: Tensor, formats: Sequence[Format],
     """
     serving, reason = _serving(name, param)
     if serving == "triton":
-        why: str | None = _launch().why_not_served(param, formats, box)
+        why: str | None = _triton_serving().why_not_served(param, formats, box)
         return why
     return reason or cpu.why_not_served(param, formats)
 
@@ -143,7 +143,7 @@ def why_not_captured(name: str | None, item: Item, rule: Rule) -> str | None:
     """
     serving, reason = _serving(name, item.param)
     if serving == "triton":
-        why: str | None = _launch().why_not_captured(item, rule)
+        why: str | None = _triton_serving().why_not_captured(item, rule)
         return why
     return reason or f"it is on {item.param.device}"
 
@@ -189,16 +189,17 @@ def _why(name: str) -> str:
     return f"compiled; uses {cpu.instruction_set()} of {others} (STQUANT_CPU_ISA forces one)"
 
 
-def _launch() -> Any:
-    from stquant.kernels.triton import launch
+def _triton_serving() -> Any:
+    from stquant.kernels.triton import serving
 
-    return launch
+    return serving
 
 
 @functools.lru_cache(maxsize=1)
 def _load_triton() -> Operations:
     """Import what imports triton, which the package itself does without."""
-    launch = _launch()
+    from stquant.kernels.triton import launch
+
     return Operations(
         "triton",
         f"{triton.SERVES}; hands the rest to the reference",

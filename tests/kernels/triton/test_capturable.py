@@ -23,10 +23,11 @@ from stquant.report.memory import tensors_of
 from tests.optim.helpers import gradients, parameters
 
 launch = pytest.importorskip("stquant.kernels.triton.launch")
+serving = pytest.importorskip("stquant.kernels.triton.serving")
 capturing = pytest.importorskip("stquant.kernels.triton.capturing")
 interpreting = pytest.importorskip("tests.kernels.triton.interpreting")
 
-pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU")
+pytestmark = pytest.mark.skipif(not serving.INTERPRETED, reason="the kernels were loaded for a GPU")
 
 SHAPES = ((32, 128), (33, 130), (7,))
 

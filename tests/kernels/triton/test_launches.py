@@ -12,10 +12,11 @@ import stquant
 from stquant.kernels import backend, triton
 
 launch = pytest.importorskip("stquant.kernels.triton.launch")
+serving = pytest.importorskip("stquant.kernels.triton.serving")
 tables = pytest.importorskip("stquant.kernels.triton.tables")
 RECORD = pytest.importorskip("stquant.kernels.triton.records").SIZE.value
 
-pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU")
+pytestmark = pytest.mark.skipif(not serving.INTERPRETED, reason="the kernels were loaded for a GPU")
 
 
 @pytest.fixture

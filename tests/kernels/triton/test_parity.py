@@ -23,10 +23,11 @@ from tests.parity.test_sgd_lion import LION, SGD
 from tests.parity.test_transfers import assert_same, unwritten, values
 
 launch = pytest.importorskip("stquant.kernels.triton.launch")
+serving = pytest.importorskip("stquant.kernels.triton.serving")
 interpreting = pytest.importorskip("tests.kernels.triton.interpreting")
 
 pytestmark = [
-    pytest.mark.skipif(not launch.INTERPRETED, reason="the kernels were loaded for a GPU"),
+    pytest.mark.skipif(not serving.INTERPRETED, reason="the kernels were loaded for a GPU"),
     # NumPy, in which the interpreter works, warns of infinities that are part of the cases.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
@@ -67,7 +68,7 @@ def test_rows(row: int) -> None:
 @pytest.mark.parametrize("block", [32, 64, 256, 512, 1024])
 def test_blocks(block: int) -> None:
     cases = [Case(DEFAULT, (2, 2 * block), block=block), Case(DEFAULT, (2, 2 * block - 23), block=block)]
-    check(cases[: 1 + (block <= launch.MAX_RAGGED_BLOCK)], steps=2)
+    check(cases[: 1 + (block <= serving.MAX_RAGGED_BLOCK)], steps=2)
 
 
 @pytest.mark.parametrize("row", [129, 256])
@@ -199,7 +200,7 @@ def test_parts_of_sharded_parameters(box: Box) -> None:
             )
             for _ in range(2)
         )
-        assert (launch.why_not(ours) is None) is (grid.strides() is not None)
+        assert (serving.why_not(ours) is None) is (grid.strides() is not None)
         launch.adam_step_([ours], ADAMW)
         reference.adam_step_([truth], ADAMW)
         helpers.assert_equal([ours], [truth], [Case(DEFAULT)])
@@ -207,20 +208,20 @@ def test_parts_of_sharded_parameters(box: Box) -> None:
 
 def test_what_the_reference_serves() -> None:
     item = replace(Case(DEFAULT, (64, 128)).item(), step=1)
-    assert launch.why_not(item) is None
+    assert serving.why_not(item) is None
     strided = replace(item, param=item.param.t().contiguous().t())
-    assert launch.why_not(strided) == "a tensor is not contiguous"
-    assert launch.why_not(replace(item, param=item.param.double())) == "a tensor is torch.float64"
+    assert serving.why_not(strided) == "a tensor is not contiguous"
+    assert serving.why_not(replace(item, param=item.param.double())) == "a tensor is torch.float64"
     recipe = replace(Case({"exp_avg": "dynamic4", "exp_avg_sq": "linear4"}, (64, 128)).item(), step=1)
-    assert "published recipe" in str(launch.why_not(recipe))
+    assert "published recipe" in str(serving.why_not(recipe))
     ragged = replace(Case(DEFAULT, (8, 1500), block=1024).item(), step=1)
-    assert launch.why_not(ragged) == "blocks of more than 512 in rows that they do not divide"
+    assert serving.why_not(ragged) == "blocks of more than 512 in rows that they do not divide"
     whole = replace(Case(DEFAULT, (2, 1024), block=1024).item(), step=1)
-    assert launch.why_not(whole) is None
+    assert serving.why_not(whole) is None
     moved = replace(whole, param=torch.randn(2049)[1:].view(2, 1024))
-    assert launch.why_not(moved) == "blocks of more than 512 in memory that does not start on 16-byte borders"
+    assert serving.why_not(moved) == "blocks of more than 512 in memory that does not start on 16-byte borders"
     meta = replace(item, param=item.param.to("meta"), grad=item.grad.to("meta"))
-    assert "a tensor is on meta" in str(launch.why_not(meta))
+    assert "a tensor is on meta" in str(serving.why_not(meta))
     for given in (strided, recipe, ragged, moved):
         ours, truth = copy.deepcopy(given), copy.deepcopy(given)
         launch.adam_step_([ours], ADAMW)

@@ -39,7 +39,7 @@ def has_gpu() -> bool:
 
 def interpreted() -> bool:
     """Whether the kernels are, or would now be, loaded into triton's interpreter."""
-    loaded = sys.modules.get(f"{__name__}.launch")
+    loaded = sys.modules.get(f"{__name__}.serving")
     return loaded.INTERPRETED if loaded is not None else os.environ.get("TRITON_INTERPRET") == "1"
 
 

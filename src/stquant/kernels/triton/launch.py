@@ -1,52 +1,51 @@
 """Launches: one kernel call for all parameters that agree in formats and dtypes.
 
 Every parameter becomes a record of numbers and addresses (`records` has the layout), which `tables`
-brings to the device. What the kernels do not serve goes to the reference, item by item; `why_not`
+brings to the device. What the kernels do not serve goes to the reference, item by item; `serving`
 says what that is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from stquant.codecs import rounding
-from stquant.codecs.blocks import Box, Grid, Strides
-from stquant.codecs.format import Family, Format
+from stquant.codecs.blocks import Grid, Strides
 from stquant.codecs.rounding import Stream
 from stquant.kernels import reference
 from stquant.kernels.corrections import AdamConstants, LionConstants, SGDConstants
 from stquant.kernels.ops import AdamRule, Item, LionRule, Packed, Rule, SGDRule, State
 from stquant.kernels.records import facts as facts_of
 from stquant.kernels.reference.stats import ENERGY_BINS, StateStats
-from stquant.kernels.triton import capturing, steps, transfers
+from stquant.kernels.triton import steps, transfers
 from stquant.kernels.triton.records import APART
+from stquant.kernels.triton.serving import (
+    DTYPES,
+    FAMILIES,
+    is_whole,
+    strides_of,
+    tensors_of_its_shape,
+    why_not,
+    why_not_packed,
+    why_not_tensors,
+)
 from stquant.kernels.triton.tables import Constants, Record, Variant, start
 
-INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
-"""Whether the kernels were loaded under TRITON_INTERPRET=1 and work on CPU tensors, slowly."""
-
-MAX_BLOCK = 1024
-MAX_RAGGED_BLOCK = 512
-"""Largest block in rows that it does not divide: a larger one takes more registers than there are."""
 CHUNK = 1024
 """Elements of a tile of whole blocks; each of 128 threads then has two 16-byte loads of fp32."""
 RAGGED_CHUNK = 128
 """Elements of a tile that may have short blocks, whose bookkeeping takes registers."""
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
 _PLAIN = 1
 _NO_STATE = (0,) * 5
 _NO_CONSTANTS = (0.0,) * 9
 _ONE, _MANTISSA = 0x3F800000, 23
-_CUT = "the parameter is sharded along several dimensions between the first and the last"
 
 
 def adam_step_(items: Sequence[Item], rule: AdamRule) -> None:
@@ -66,7 +65,7 @@ def lion_step_(items: Sequence[Item], rule: LionRule) -> None:
 
 def decode(state: Packed, out: Tensor) -> Tensor:
     """Decode a packed state; see `reference.decode`."""
-    if _why_not_tensors([out, state.codes]) or _why_not_packed(state):
+    if why_not_tensors([out, state.codes]) or why_not_packed(state):
         return reference.decode(state, out)
     if out.numel():
         _transfer_(transfers.decode, [state], out)
@@ -75,7 +74,7 @@ def decode(state: Packed, out: Tensor) -> Tensor:
 
 def encode_(state: Packed, values: Tensor) -> None:
     """Overwrite a packed state with plain values; see `reference.encode_`."""
-    if _why_not_tensors([values, state.codes]) or _why_not_packed(state):
+    if why_not_tensors([values, state.codes]) or why_not_packed(state):
         reference.encode_(state, values)
     elif values.numel():
         _transfer_(transfers.encode, [state], values)
@@ -83,7 +82,7 @@ def encode_(state: Packed, values: Tensor) -> None:
 
 def recode_(source: Packed, target: Packed) -> None:
     """Overwrite `target` with the values of `source`; see `reference.recode_`."""
-    if source.grid != target.grid or _why_not_packed(source) or _why_not_packed(target):
+    if source.grid != target.grid or why_not_packed(source) or why_not_packed(target):
         reference.recode_(source, target)
     elif source.scales.numel():
         _transfer_(transfers.recode, [source, target])
@@ -91,100 +90,12 @@ def recode_(source: Packed, target: Packed) -> None:
 
 def state_stats(state: Packed) -> StateStats:
     """Measure a packed state; see `reference.state_stats`. Waits for the device."""
-    if _why_not_packed(state) or not state.scales.numel():
+    if why_not_packed(state) or not state.scales.numel():
         return reference.state_stats(state)
     sums = torch.zeros(5 + ENERGY_BINS, dtype=torch.int64, device=state.codes.device)
     _transfer_(transfers.stats, [state], sums)
     zeros, saturated, ratio, ratio2, ratio4, *energy = sums.tolist()
     return StateStats(state.grid.elements, zeros, saturated, ratio, ratio2, ratio4, tuple(energy))
-
-
-def why_not_served(param: Tensor, formats: Iterable[Format], box: Box | None) -> str | None:
-    """Say why steps of a parameter whose states have these formats are the reference's, or None if they are not."""
-    for format in formats:
-        if format.packed:
-            if format.family not in _FAMILIES:
-                return _of_a_recipe(format)
-            grid = Grid.of(tuple(param.shape), format.block, box)
-            if format.stochastic and _strides(grid) is None:
-                return _CUT
-            reason = _why_not_grid(grid)
-            if reason:
-                return reason
-    return _why_not_tensors([param])
-
-
-def why_not_captured(item: Item, rule: Rule) -> str | None:
-    """Say why a step of an item cannot be captured in a graph, or None if it can."""
-    if item.counter is None or item.counter.device != item.param.device:
-        return "the step count is not on the device of the parameter"
-    return capturing.why_not_captured(rule) or why_not(item)
-
-
-def why_not(item: Item) -> str | None:
-    """Say why the reference works on an item of a step, or None if these kernels do."""
-    if item.box is not None and _strides(item.grid) is None and _draws(item):
-        return _CUT
-    tensors = [item.param, item.grad]
-    grid = None
-    if item.residual is not None:
-        grid = item.residual.grid
-        tensors.append(item.residual.codes)
-    for name, state in item.states.items():
-        if isinstance(state, Tensor):
-            if state.dtype is not torch.float32:
-                return f"a plain state is {state.dtype}"
-            tensors.append(state)
-            continue
-        if grid is not None and state.grid is not grid and state.grid != grid:
-            return "the states have different block grids"
-        grid = state.grid
-        reason = _why_not_packed(state)
-        if reason:
-            return reason
-        if state.format.signed == (name == "exp_avg_sq"):
-            return f"{name} in format {state.format.name!r}"
-        tensors.append(state.codes)
-    if grid is not None and "max_exp_avg_sq" in item.states:
-        return "a running maximum next to packed states"
-    reason = _why_not_tensors(tensors) or (None if grid is None else _why_not_grid(grid))
-    if reason is None and grid is not None and grid.block > MAX_RAGGED_BLOCK and not _is_whole(grid, _plain(item)):
-        return f"blocks of more than {MAX_RAGGED_BLOCK} in memory that does not start on 16-byte borders"
-    return reason
-
-
-def _why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
-    device = tensors[0].device
-    if device.type != ("cpu" if INTERPRETED else "cuda"):
-        return f"a tensor is on {device}"
-    for tensor in tensors:
-        if tensor.device != device:
-            return f"tensors are on {device} and {tensor.device}"
-        if tensor.dtype not in _DTYPES and tensor.dtype is not torch.uint8:
-            return f"a tensor is {tensor.dtype}"
-        if not tensor.is_contiguous():
-            return "a tensor is not contiguous"
-    return None
-
-
-def _why_not_packed(state: Packed) -> str | None:
-    if state.format.family not in _FAMILIES:
-        return _of_a_recipe(state.format)
-    if not state.scales.is_contiguous():
-        return "a state is not contiguous"
-    return _why_not_tensors([state.codes]) or _why_not_grid(state.grid)
-
-
-def _of_a_recipe(format: Format) -> str:
-    return f"format {format.name!r} is that of a published recipe"
-
-
-def _why_not_grid(grid: Grid) -> str | None:
-    if grid.block > MAX_BLOCK:
-        return f"blocks of more than {MAX_BLOCK}"
-    if grid.row % grid.block and grid.block > MAX_RAGGED_BLOCK:
-        return f"blocks of more than {MAX_RAGGED_BLOCK} in rows that they do not divide"
-    return None
 
 
 # ------------------------------------------------------------------------------------ steps
@@ -236,32 +147,20 @@ def _known(step: _Step, item: Item, rule: Rule) -> _Known | str:
 
 def _variant(step: _Step, item: Item, rule: Rule) -> Variant:
     constants = {
-        "PARAM": _DTYPES[item.param.dtype],
-        "GRAD": _DTYPES[item.grad.dtype],
+        "PARAM": DTYPES[item.param.dtype],
+        "GRAD": DTYPES[item.grad.dtype],
         "RESIDUAL_BITS": 0 if item.residual is None else item.residual.bits,
         "STOCHASTIC": _noise(item.grid) if item.stochastic and item.param.dtype is not torch.float32 else 0,
         "MAXIMIZE": int(rule.maximize),
         **step.variant(item, rule),
-        **_geometry(item.grid, _plain(item)),
+        **_geometry(item.grid, tensors_of_its_shape(item)),
     }
     return Variant(item.param.device, tuple(constants.items()))
 
 
-def _plain(item: Item) -> Iterator[Tensor]:
-    """Yield the tensors of an item that have the parameter's shape."""
-    yield item.param
-    yield item.grad
-    yield from (state for state in item.states.values() if isinstance(state, Tensor))
-
-
-def _is_whole(grid: Grid, plain: Iterable[Tensor]) -> bool:
-    """Whether rows are made of whole blocks, in memory that starts on 16-byte borders."""
-    return grid.row % grid.block == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in plain)
-
-
 def _geometry(grid: Grid, plain: Iterable[Tensor]) -> dict[str, int]:
     """Tiles: those of rows of whole blocks are the fast ones."""
-    whole = _is_whole(grid, plain)
+    whole = is_whole(grid, plain)
     return {
         "WHOLE": int(whole),
         "BLOCKS": max(1, (CHUNK if whole else RAGGED_CHUNK) // grid.block),
@@ -274,7 +173,7 @@ def _momentum_variant(state: State | None) -> dict[str, int]:
         return {"FIRST": 0, "FIRST_BITS": 0}
     if isinstance(state, Tensor):
         return {"FIRST": _PLAIN, "FIRST_BITS": 0}
-    return {"FIRST": _FAMILIES[state.format.family], "FIRST_BITS": state.format.bits}
+    return {"FIRST": FAMILIES[state.format.family], "FIRST_BITS": state.format.bits}
 
 
 def _prepays(state: State | None) -> int:
@@ -288,7 +187,7 @@ def _adam_variant(item: Item, rule: AdamRule) -> dict[str, int]:
         "DECAYED": int(not rule.decoupled and rule.weight_decay != 0.0),
         **_momentum_variant(item.states["exp_avg"]),
         "PREPAY": _prepays(item.states["exp_avg"]),
-        "SECOND": _PLAIN if packed is None else _FAMILIES[packed.family],
+        "SECOND": _PLAIN if packed is None else FAMILIES[packed.family],
         "SECOND_BITS": 0 if packed is None else packed.bits,
         "NOISY": _noise(item.grid) if packed is not None and packed.stochastic else 0,
         "MAXIMUM": int("max_exp_avg_sq" in item.states),
@@ -355,7 +254,7 @@ def _record(step: _Step, item: Item, rule: Rule) -> tuple[Record, tuple[int, ...
         else:
             fields += _state_fields(state)
     fields += _NO_STATE * (3 - len(step.states))
-    return Record(item.grid, tuple(fields), _NO_CONSTANTS, _strides(item.grid) or Strides(0)), tuple(keys)
+    return Record(item.grid, tuple(fields), _NO_CONSTANTS, strides_of(item.grid) or Strides(0)), tuple(keys)
 
 
 def _record_of_step(step: _Step, known: _Known, item: Item, rule: Rule, constants: dict[int, Constants]) -> Record:
@@ -378,31 +277,19 @@ def _state_fields(state: Packed, key: int = 0) -> tuple[int, ...]:
     return (state.codes.data_ptr(), state.scales.data_ptr(), key, lowest, _MANTISSA + state.octaves.log2_step)
 
 
-def _draws(item: Item) -> bool:
-    packed = [state.format for state in item.states.values() if not isinstance(state, Tensor)]
-    return item.stochastic or any(format.stochastic for format in packed)
-
-
-@functools.lru_cache(maxsize=4096)
-def _strides(grid: Grid) -> Strides | None:
-    """Where rows lie in the whole parameter, or None if no record can say it."""
-    strides = grid.strides()
-    return Strides(strides.origin) if strides is not None and grid.rows == 1 else strides
-
-
 def _noise(grid: Grid) -> int:
     """How a rounding that draws finds the numbers of elements: in rows that follow each other, or APART."""
-    strides = _strides(grid)
+    strides = strides_of(grid)
     return APART.value if strides is not None and strides.run else 1
 
 
 def _transfer_(kernel: Any, states: Sequence[Packed], tensor: Tensor | None = None) -> None:
     """Launch a kernel on one or two states of a grid, and a plain tensor (for statistics: the sums)."""
     constants = {
-        "DTYPE": _DTYPES.get(tensor.dtype, 0) if tensor is not None else 0,
-        "FAMILY": _FAMILIES[states[0].format.family],
+        "DTYPE": DTYPES.get(tensor.dtype, 0) if tensor is not None else 0,
+        "FAMILY": FAMILIES[states[0].format.family],
         "BITS": states[0].format.bits,
-        "TO_FAMILY": _FAMILIES[states[-1].format.family],
+        "TO_FAMILY": FAMILIES[states[-1].format.family],
         "TO_BITS": states[-1].format.bits,
         **_geometry(states[0].grid, [] if tensor is None else [tensor]),
     }

@@ -24,7 +24,8 @@ from triton.compiler import ASTSource
 
 from stquant.kernels.triton import steps, transfers
 from stquant.kernels.triton.codec import PLAIN
-from stquant.kernels.triton.launch import CHUNK, MAX_RAGGED_BLOCK, RAGGED_CHUNK
+from stquant.kernels.triton.launch import CHUNK, RAGGED_CHUNK
+from stquant.kernels.triton.serving import MAX_RAGGED_BLOCK
 from stquant.kernels.triton.tables import THREADS, options
 from stquant.kernels.triton.tiles import FLOAT32
 
