@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.records import RESULTS
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .cells import RESULTS, run_all
+from .cells import run_all
 from .plan import FILES, SEEDS, Cell
 from .summary import summarize
 

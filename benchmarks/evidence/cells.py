@@ -27,8 +27,6 @@ from .contenders import CONTENDERS, why_missing
 from .plan import Cell
 from .workloads import workload
 
-RESULTS = Path(__file__).parents[1] / "results"
-
 
 def run(cell: Cell, steps: int | None = None) -> dict[str, Any]:
     """Train one cell and return what is kept of it.

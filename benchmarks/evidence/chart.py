@@ -5,16 +5,15 @@ Writes docs/frontier.svg from results/evidence_quality.json. Run: python -m benc
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
+from benchmarks.records import load
 from matplotlib import pyplot as plt
 
-from .cells import RESULTS
 from .plan import MAIN
 
 TARGET = Path(__file__).parents[2] / "docs" / "frontier.svg"
@@ -54,4 +53,4 @@ def _point(axis: Any, row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads((RESULTS / "evidence_quality.json").read_text()), TARGET)
+    draw(load("evidence_quality"), TARGET)

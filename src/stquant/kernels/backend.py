@@ -128,7 +128,7 @@ def why_not_compiled(name: str | None, param: Tensor, formats: Sequence[Format],
     """
     serving, reason = _serving(name, param)
     if serving == "triton":
-        why: str | None = _triton_serving().why_not_served(param, formats, box)
+        why: str | None = _triton_checks().why_not_served(param, formats, box)
         return why
     return reason or cpu.why_not_served(param, formats)
 
@@ -143,7 +143,7 @@ def why_not_captured(name: str | None, item: Item, rule: Rule) -> str | None:
     """
     serving, reason = _serving(name, item.param)
     if serving == "triton":
-        why: str | None = _triton_serving().why_not_captured(item, rule)
+        why: str | None = _triton_checks().why_not_captured(item, rule)
         return why
     return reason or f"it is on {item.param.device}"
 
@@ -189,7 +189,7 @@ def _why(name: str) -> str:
     return f"compiled; uses {cpu.instruction_set()} of {others} (STQUANT_CPU_ISA forces one)"
 
 
-def _triton_serving() -> Any:
+def _triton_checks() -> Any:
     from stquant.kernels.triton import serving
 
     return serving

@@ -215,11 +215,13 @@ def test_what_the_reference_serves() -> None:
     recipe = replace(Case({"exp_avg": "dynamic4", "exp_avg_sq": "linear4"}, (64, 128)).item(), step=1)
     assert "published recipe" in str(serving.why_not(recipe))
     ragged = replace(Case(DEFAULT, (8, 1500), block=1024).item(), step=1)
-    assert serving.why_not(ragged) == "blocks of more than 512 in rows that they do not divide"
+    uneven = "blocks of more than 512 in rows that they do not divide, or off the 16-byte borders"
+    assert serving.why_not(ragged) == uneven
     whole = replace(Case(DEFAULT, (2, 1024), block=1024).item(), step=1)
     assert serving.why_not(whole) is None
     moved = replace(whole, param=torch.randn(2049)[1:].view(2, 1024))
-    assert serving.why_not(moved) == "blocks of more than 512 in memory that does not start on 16-byte borders"
+    assert serving.why_not(moved) == uneven
+    assert serving.why_not_packed(whole.states["exp_avg"], [moved.param]) == uneven
     meta = replace(item, param=item.param.to("meta"), grad=item.grad.to("meta"))
     assert "a tensor is on meta" in str(serving.why_not(meta))
     for given in (strided, recipe, ragged, moved):

@@ -65,7 +65,7 @@ def lion_step_(items: Sequence[Item], rule: LionRule) -> None:
 
 def decode(state: Packed, out: Tensor) -> Tensor:
     """Decode a packed state; see `reference.decode`."""
-    if why_not_tensors([out, state.codes]) or why_not_packed(state):
+    if why_not_tensors([out, state.codes]) or why_not_packed(state, [out]):
         return reference.decode(state, out)
     if out.numel():
         _transfer_(transfers.decode, [state], out)
@@ -74,7 +74,7 @@ def decode(state: Packed, out: Tensor) -> Tensor:
 
 def encode_(state: Packed, values: Tensor) -> None:
     """Overwrite a packed state with plain values; see `reference.encode_`."""
-    if why_not_tensors([values, state.codes]) or why_not_packed(state):
+    if why_not_tensors([values, state.codes]) or why_not_packed(state, [values]):
         reference.encode_(state, values)
     elif values.numel():
         _transfer_(transfers.encode, [state], values)
@@ -137,8 +137,10 @@ def _known(step: _Step, item: Item, rule: Rule) -> _Known | str:
     """Return an item's part of a launch, from the last step if nothing has changed, or why there is none."""
     compiled_in = (getattr(rule, "decoupled", None), getattr(rule, "nesterov", None), rule.weight_decay != 0.0)
     facts, memo = [type(rule), *compiled_in, *facts_of(item, rule)], item.memo
+    known: _Known | str
     if memo is not None and memo.facts == facts:
-        return memo.known  # type: ignore[no-any-return]
+        known = memo.known
+        return known
     known = why_not(item) or _Known(_variant(step, item, rule), *_record(step, item, rule))
     if memo is not None:
         memo.facts, memo.known = facts, known

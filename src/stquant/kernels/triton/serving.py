@@ -12,6 +12,7 @@ from torch import Tensor
 from stquant.codecs.blocks import Box, Grid, Strides
 from stquant.codecs.format import Family, Format
 from stquant.kernels.ops import Item, Packed, Rule
+from stquant.kernels.records import strides
 from stquant.kernels.triton import capturing, steps
 
 INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
@@ -19,7 +20,8 @@ INTERPRETED: bool = not isinstance(steps.adam, triton.JITFunction)
 
 MAX_BLOCK = 1024
 MAX_RAGGED_BLOCK = 512
-"""Largest block in rows that it does not divide: a larger one takes more registers than there are."""
+"""Largest block that need not be whole: a larger one takes more registers than there are."""
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FAMILIES = {Family.DYNAMIC: 2, Family.MULAW: 3, Family.LOG: 4}
 _CUT = "the parameter is sharded along several dimensions between the first and the last"
@@ -73,15 +75,8 @@ def why_not(item: Item) -> str | None:
         tensors.append(state.codes)
     if grid is not None and "max_exp_avg_sq" in item.states:
         return "a running maximum next to packed states"
-    reason = why_not_tensors(tensors) or (None if grid is None else _why_not_grid(grid))
-    if (
-        reason is None
-        and grid is not None
-        and grid.block > MAX_RAGGED_BLOCK
-        and not is_whole(grid, tensors_of_its_shape(item))
-    ):
-        return f"blocks of more than {MAX_RAGGED_BLOCK} in memory that does not start on 16-byte borders"
-    return reason
+    reason = why_not_tensors(tensors)
+    return reason if reason or grid is None else _why_not_grid(grid, tensors_of_its_shape(item))
 
 
 def why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
@@ -99,24 +94,24 @@ def why_not_tensors(tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def why_not_packed(state: Packed) -> str | None:
-    """Say why the reference works on a packed state, or None if these kernels do."""
+def why_not_packed(state: Packed, plain: Iterable[Tensor] = ()) -> str | None:
+    """Say why the reference works on a packed state and tensors of its shape, or None if these kernels do."""
     if state.format.family not in FAMILIES:
         return _of_a_recipe(state.format)
     if not state.scales.is_contiguous():
         return "a state is not contiguous"
-    return why_not_tensors([state.codes]) or _why_not_grid(state.grid)
+    return why_not_tensors([state.codes]) or _why_not_grid(state.grid, plain)
 
 
 def _of_a_recipe(format: Format) -> str:
     return f"format {format.name!r} is that of a published recipe"
 
 
-def _why_not_grid(grid: Grid) -> str | None:
+def _why_not_grid(grid: Grid, plain: Iterable[Tensor] = ()) -> str | None:
     if grid.block > MAX_BLOCK:
         return f"blocks of more than {MAX_BLOCK}"
-    if grid.row % grid.block and grid.block > MAX_RAGGED_BLOCK:
-        return f"blocks of more than {MAX_RAGGED_BLOCK} in rows that they do not divide"
+    if grid.block > MAX_RAGGED_BLOCK and not is_whole(grid, plain):
+        return f"blocks of more than {MAX_RAGGED_BLOCK} in rows that they do not divide, or off the 16-byte borders"
     return None
 
 
@@ -140,5 +135,5 @@ def _draws(item: Item) -> bool:
 @functools.lru_cache(maxsize=4096)
 def strides_of(grid: Grid) -> Strides | None:
     """Where rows lie in the whole parameter, or None if no record can say it."""
-    strides = grid.strides()
-    return Strides(strides.origin) if strides is not None and grid.rows == 1 else strides
+    found = strides(grid)
+    return Strides(found.origin) if found is not None and grid.rows == 1 else found

@@ -102,11 +102,13 @@ class Cost:
 
 def every(architectures: Sequence[str]) -> list[Job]:
     """Every combination, of AdamW with all options, shuffled: each part of the list is a fair sample."""
-    rows = list(itertools.product(architectures, SIGNED, SECONDS, WEIGHTS, BLOCKS, (0, 1), (0, 1)))
+    rows: list[tuple[Any, ...]] = list(
+        itertools.product(architectures, SIGNED, SECONDS, WEIGHTS, BLOCKS, (0, 1), (0, 1))
+    )
     random.Random(0).shuffle(rows)
     jobs = {}
     for architecture, *choices in rows:
-        name, constants = kernel(*choices)  # type: ignore[arg-type]
+        name, constants = kernel(*choices)
         # SGD and Lion have fewer options.
         jobs[(architecture, name, *constants.values())] = (architecture, name, constants)
     return list(jobs.values())
