@@ -3,8 +3,9 @@
 Contenders take turns; each figure is the median over the rounds of the CPU time that the step's
 threads used, so that waiting for the core does not count; those far slower than torch's take two
 turns. No speed is printed unless the compiled kernels equal the reference first. Writes
-`results/cpu_step.json`, of which a run replaces the tables that it measures. Other packages have a
-row each if they are installed. Threads that wait must not spin, because that would count.
+`results/cpu_step.json`, which holds one record for each kind of machine; a run replaces the tables
+that it measures of its own. Other packages have a row each if they are installed. Threads that wait
+must not spin, because that would count.
 Run: OMP_WAIT_POLICY=passive PYTHONPATH=. python benchmarks/cpu_step.py [--rounds 7] [--threads 1 2]
     [--isa avx2 scalar] [--models large gpt2] [--contenders ours others]
 """
@@ -166,11 +167,13 @@ def measure(steps: Steps, rounds: int, elements: int) -> list[dict[str, object]]
 
 
 def processor() -> str:
-    """Name of the processor as far as the system tells."""
+    """Name of the processor as far as the system tells; virtual machines often give no more than numbers."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" not in found:
+        return platform.machine()
+    return f"{found['model name']}, family {found.get('cpu family')}, model {found.get('model')}"
 
 
 def main() -> None:
@@ -188,6 +191,7 @@ def main() -> None:
     names = {"large": f"{options.millions}M elements", "gpt2": "GPT-2 124M"}
     conditions = {
         "processor": processor(),
+        "instruction_sets": cpu.instruction_sets(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         **{name: version(name) for name in PACKAGES if find_spec(name)},
@@ -232,13 +236,15 @@ def main() -> None:
 
 
 def write(path: Path, conditions: dict[str, object], table: dict[str, object]) -> None:
-    """Replace a table of the file, or add it; a file of other conditions begins anew."""
-    found = json.loads(path.read_text()) if path.exists() else {}
-    tables = found["tables"] if found.get("conditions") == conditions else []
+    """Replace a table of this machine's record, or add it; a record of other conditions begins anew."""
+    machines = json.loads(path.read_text())["machines"] if path.exists() else []
+    own = next((old for old in machines if old["conditions"] == conditions), {"tables": []})
     place = [table[key] for key in ("model", "contenders", "threads")]
-    tables = [old for old in tables if [old[key] for key in ("model", "contenders", "threads")] != place]
+    tables = [old for old in own["tables"] if [old[key] for key in ("model", "contenders", "threads")] != place]
+    others = [old for old in machines if old["conditions"]["processor"] != conditions["processor"]]
+    record = {"conditions": conditions, "tables": [*tables, table]}
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"conditions": conditions, "tables": [*tables, table]}, indent=2) + "\n")
+    path.write_text(json.dumps({"machines": [*others, record]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -292,16 +292,25 @@ def triton_compiled() -> str:
 
 
 def cpu_step() -> str:
-    """Time of a step on the CPU; what could not be measured stands with a dash."""
-    rows = []
-    for part in load("cpu_step")["tables"]:
-        where = [part["model"], str(part["threads"])]
+    """Time of a step on the CPU, one table for each machine; what could not be measured stands with a dash."""
+    return "\n".join(_cpu_step(machine) for machine in load("cpu_step")["machines"])
+
+
+def _cpu_step(machine: dict[str, Any]) -> str:
+    columns = {(part["model"], part["threads"]): {} for part in machine["tables"]}
+    rows: dict[tuple[str, str], dict[Any, str]] = {}
+    for part in machine["tables"]:
+        column = (part["model"], part["threads"])
+        kind = "" if part["contenders"] == "ours" else "beside other packages, "
         for row in part["rows"]:
-            times = [f"{row['ns_per_element']:.2f}", f"{row['ratio']:.2f}", f"{row['ratio_of_fastest']:.2f}"]
-            rows.append([row["name"], *where, *times])
-        rows += [[name, *where, "-", "-", "-"] for name in part["missing"]]
-    head = ["step", "parameters", "threads", "ns per element", "ratio to torch fused", "ratio of the fastest"]
-    return table(head, rows)
+            own, base = rows.setdefault((kind, row["name"]), {}), row["name"] == "torch fused"
+            own[column] = f"{row['ns_per_element']:.2f} ns" if base else f"{row['ratio']:.2f}"
+    head = ["ratio to torch fused", *(f"{model}, {threads} thread{'s'[: threads > 1]}" for model, threads in columns)]
+    body = [[kind + name, *(own.get(column, "-") for column in columns)] for (kind, name), own in rows.items()]
+    conditions = machine["conditions"]
+    sets = ", ".join(conditions.get("instruction_sets", []))
+    caption = f"**{conditions['processor']}**, {sets + ', ' if sets else ''}torch {conditions['torch']}:"
+    return f"{caption}\n\n{table(head, body)}"
 
 
 def adaptive() -> str:

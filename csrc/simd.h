@@ -89,9 +89,7 @@ constexpr int kWide = kLanes;
 static STQ_INLINE void load_bytes(const uint8_t* p, uint32_t& x) { x = *p; }
 static STQ_INLINE void load_bytes(const uint8_t* p, Words& x) {
 #if defined(__AVX2__)
-  typedef long long Half __attribute__((vector_size(16)));
-  typedef char Chars __attribute__((vector_size(16)));
-  x = as<Words>(__builtin_ia32_pmovzxbd256(as<Chars>(Half{load<long long>(p), 0})));
+  x = (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
   x = __builtin_convertvector(load<Bytes>(p), Words);
 #endif
@@ -116,13 +114,11 @@ static STQ_INLINE void store_planes(uint8_t* planes, int stride, uint32_t x) {
 template <int count>
 static STQ_INLINE void store_planes(uint8_t* planes, int stride, Words x) {
 #if defined(__AVX2__)
-  typedef char Chars __attribute__((vector_size(32)));
   typedef int64_t Quads __attribute__((vector_size(32)));
   // Sort the bytes by plane within each half, then bring the halves of a plane together.
-  const Chars order = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
-                       0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  const Quads sorted = as<Quads>(__builtin_ia32_permvarsi256(as<Ints>(__builtin_ia32_pshufb256(as<Chars>(x), order)),
-                                                             Ints{0, 4, 1, 5, 2, 6, 3, 7}));
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i halves = _mm256_shuffle_epi8((__m256i)x, order);
+  const Quads sorted = (Quads)_mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 #pragma GCC unroll 4
   for (int p = 0; p < count; ++p) store(planes + p * stride, int64_t(sorted[p]));
 #else
@@ -175,9 +171,9 @@ static STQ_INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 #if defined(__AVX2__)
 static STQ_INLINE HalfInts larger(HalfInts a, HalfInts b) { return (HalfInts)_mm_max_epi32((__m128i)a, (__m128i)b); }
 static STQ_INLINE HalfWords larger(HalfWords a, HalfWords b) { return (HalfWords)_mm_max_epu32((__m128i)a, (__m128i)b); }
-static STQ_INLINE Ints smaller(Ints a, Ints b) { return __builtin_ia32_pminsd256(a, b); }
-static STQ_INLINE Ints larger(Ints a, Ints b) { return __builtin_ia32_pmaxsd256(a, b); }
-static STQ_INLINE Words larger(Words a, Words b) { return as<Words>(__builtin_ia32_pmaxud256(as<Ints>(a), as<Ints>(b))); }
+static STQ_INLINE Ints smaller(Ints a, Ints b) { return (Ints)_mm256_min_epi32((__m256i)a, (__m256i)b); }
+static STQ_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+static STQ_INLINE Words larger(Words a, Words b) { return (Words)_mm256_max_epu32((__m256i)a, (__m256i)b); }
 #else
 static STQ_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
@@ -188,7 +184,7 @@ static STQ_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 static STQ_INLINE int32_t signed_as(int32_t x, int32_t like) { return like < 0 ? -x : x; }
 static STQ_INLINE Ints signed_as(Ints x, Ints like) {
 #if defined(__AVX2__)
-  return __builtin_ia32_psignd256(x, like);
+  return (Ints)_mm256_sign_epi32((__m256i)x, (__m256i)like);
 #else
   const Ints sign = like >> 31;
   return (x ^ sign) - sign;
@@ -198,7 +194,7 @@ static STQ_INLINE Ints signed_as(Ints x, Ints like) {
 // Cuts what is above `bound`; NaN passes.
 static STQ_INLINE Floats cut_above(Floats x, Floats bound) {
 #if defined(__AVX2__)
-  return __builtin_ia32_minps256(bound, x);
+  return (Floats)_mm256_min_ps((__m256)bound, (__m256)x);
 #else
   return bound < x ? bound : x;
 #endif
@@ -208,7 +204,7 @@ static STQ_INLINE Floats cut_above(Floats x, Floats bound) {
 static STQ_INLINE float root(float x) { return __builtin_sqrtf(x); }
 static STQ_INLINE Floats root(Floats x) {
 #if defined(__AVX2__)
-  return __builtin_ia32_sqrtps256(x);
+  return (Floats)_mm256_sqrt_ps((__m256)x);
 #elif defined(__SSE2__)
   return __builtin_ia32_sqrtps(x);
 #else
@@ -235,8 +231,8 @@ static STQ_INLINE float look_up(const float (&values)[8], int32_t index) {
 template <int bits>
 static STQ_INLINE Floats look_up(const float (&values)[8], Ints index) {
 #if defined(__AVX2__)
-  if constexpr (bits < 3) return __builtin_ia32_vpermilvarps256(load<Floats>(values), index);
-  return __builtin_ia32_permvarsf256(load<Floats>(values), index);
+  if constexpr (bits < 3) return (Floats)_mm256_permutevar_ps((__m256)load<Floats>(values), (__m256i)index);
+  return (Floats)_mm256_permutevar8x32_ps((__m256)load<Floats>(values), (__m256i)index);
 #else
   Floats x;
   for (int i = 0; i < kLanes; ++i) x[i] = values[index[i] & 7];

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks import cpu_step
@@ -35,3 +37,19 @@ def test_no_speed_is_printed_if_parity_fails(monkeypatch, tmp_path, capsys) -> N
 
 def test_parity_of_what_is_measured() -> None:
     cpu_step.check_parity(cpu.instruction_sets())
+
+
+def test_a_record_keeps_other_machines_and_replaces_its_own_tables(tmp_path) -> None:
+    path = tmp_path / "speed.json"
+    first, second = {"processor": "one", "torch": "2.8"}, {"processor": "two", "torch": "2.8"}
+    large, gpt2 = ({"model": name, "contenders": "ours", "threads": 1, "rows": [0]} for name in ("large", "gpt2"))
+    for conditions, table in ((first, large), (second, large), (first, gpt2), (first, {**large, "rows": [1]})):
+        cpu_step.write(path, conditions, table)
+    by_name = {record["conditions"]["processor"]: record["tables"] for record in _machines(path)}
+    assert by_name == {"two": [large], "one": [gpt2, {**large, "rows": [1]}]}
+    cpu_step.write(path, {**first, "torch": "2.9"}, gpt2)
+    assert [record["tables"] for record in _machines(path)] == [[large], [gpt2]]
+
+
+def _machines(path) -> list[dict]:
+    return json.loads(path.read_text())["machines"]
