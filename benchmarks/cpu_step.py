@@ -32,8 +32,8 @@ from stquant.kernels import cpu, reference
 
 TARGET = Path(__file__).parent / "results" / "cpu_step.json"
 PAIRS = {
-    "default (dynamic2 + log0)": ("dynamic2", "log0"),
-    "dynamic2 + log1": ("dynamic2", "log1"),
+    "2 + 0 bits": ("dynamic2", "log0"),
+    "2 + 1 bits, stochastic v": ("dynamic2", "log1"),
     "2 bits": ("dynamic2", "log2-nearest"),
     "3 bits": ("dynamic3", "log3-nearest"),
     "4 bits": ("mulaw4", "log4-nearest"),
@@ -130,7 +130,7 @@ def others(shapes: list[tuple[int, ...]]) -> tuple[Steps, dict[str, str]]:
     shared = parameters(shapes)
     steps: Steps = {
         "torch fused": torch.optim.AdamW(shared, fused=True).step,
-        "default (dynamic2 + log0)": stquant.AdamW(shared).step,
+        "ours, default": stquant.AdamW(shared).step,
     }
     missing = {}
     for name, (module, attribute) in OTHERS.items():

@@ -47,6 +47,30 @@ struct Lane {
   }
 };
 
+// Codes of 8 bits are the planes themselves, so nothing is put together and taken apart.
+template <class F>
+struct Lane<8, F> {
+  const uint8_t* planes = nullptr;
+  int lanes = 0;
+  Word<F> code[8] = {};
+
+  static STQ_INLINE Lane load(const uint8_t* planes, int lanes) { return {planes, lanes, {}}; }
+  template <int j>
+  STQ_INLINE Int<F> get() const {
+    Word<F> x;
+    load_bytes(planes + j * lanes, x);
+    return as<Int<F>>(x);
+  }
+  template <int j>
+  STQ_INLINE void put(Int<F> x) {
+    code[j] = as<Word<F>>(x);
+  }
+  STQ_INLINE void store(uint8_t* to, int stride) const {
+    store_codes(to, stride, code[0], code[1], code[2], code[3]);
+    store_codes(to + 4 * stride, stride, code[4], code[5], code[6], code[7]);
+  }
+};
+
 // Calls visit(block, lanes) for each block, with a constant number of lanes where blocks are full
 // and of the usual size.
 template <class Visit>

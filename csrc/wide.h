@@ -64,6 +64,16 @@ static STQ_INLINE void store_planes(uint8_t* planes, int stride, WideWords x) {
   if (count > 3) _mm_storeu_si128((__m128i*)(planes + 3 * stride), _mm512_extracti32x4_epi32(sorted, 3));
 }
 
+static STQ_INLINE void store_codes(uint8_t* p, int stride, WideWords a, WideWords b, WideWords c, WideWords d) {
+  const __m512i low = _mm512_packus_epi32((__m512i)a, (__m512i)b), high = _mm512_packus_epi32((__m512i)c, (__m512i)d);
+  const __m512i sorted = words_turned(_mm512_packus_epi16(low, high));
+  if (stride == kWide) return _mm512_storeu_si512(p, sorted);
+  _mm_storeu_si128((__m128i*)p, _mm512_castsi512_si128(sorted));
+  _mm_storeu_si128((__m128i*)(p + stride), _mm512_extracti32x4_epi32(sorted, 1));
+  _mm_storeu_si128((__m128i*)(p + 2 * stride), _mm512_extracti32x4_epi32(sorted, 2));
+  _mm_storeu_si128((__m128i*)(p + 3 * stride), _mm512_extracti32x4_epi32(sorted, 3));
+}
+
 static STQ_INLINE Wide select(WideInts mask, Wide a, Wide b) { return mask ? a : b; }
 static STQ_INLINE WideInts select(WideInts mask, WideInts a, WideInts b) { return mask ? a : b; }
 static STQ_INLINE WideWords select(WideInts mask, WideWords a, WideWords b) { return mask ? a : b; }

@@ -40,7 +40,7 @@ def run(cell: Cell, steps: int | None = None) -> dict[str, Any]:
     # Other packages compile their steps; compiling takes longer than these runs, and the arithmetic is the same.
     torch.compiler.set_stance("force_eager")
     contender = CONTENDERS[cell.contender]
-    found: dict[str, Any] = dataclasses.asdict(cell) | {"kind": contender.kind}
+    found: dict[str, Any] = dataclasses.asdict(cell) | {"kind": contender.kind} | record.origin()
     if missing := why_missing(contender):
         return found | {"missing": missing}
     try:

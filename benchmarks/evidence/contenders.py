@@ -185,6 +185,28 @@ class SpaceOnly(stquant.Budget):
 stquant.register_policy("space only", lambda **data: SpaceOnly(**data))
 
 
+class FromZero(stquant.policy.Adaptive):
+    """The default policy where `exp_avg_sq` may have 0 bits, and with other shares to divide.
+
+    Args:
+        share: Bits for each packed element beyond the smallest formats.
+        options: As of `Adaptive`.
+    """
+
+    least_unsigned = 0
+
+    def __init__(self, share: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.BITS = share
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments that make this policy again, and its kind."""
+        return {**super().to_dict(), "kind": "from zero", "share": self.BITS}
+
+
+stquant.register_policy("from zero", lambda **data: FromZero(**data))
+
+
 def _time_only(params: Params, workload: Workload, seed: int) -> torch.optim.Optimizer:
     """The same formats for all tensors: 2 + 2 bits in the first half of the run, 2 + 0 in the second."""
     policies = [stquant.Fixed(exp_avg=first, exp_avg_sq=second) for first, second in ((2, 2), (2, 0))]
@@ -222,8 +244,8 @@ CONTENDERS = {
     "adaptive": Contender("ours", _named("adaptive")),
     "2+0 bits": Contender("ours", _named("2+0")),
     "2+1 bits": Contender("ours", _named("2+1")),
-    "2+2 bits": Contender("ours", _named("2+2")),
-    "3+1 bits": Contender("ours", _named("3+1")),
+    **{f"2+0 bits and {share:g}": Contender("ours", _ours(FromZero(share), 8)) for share in (0.25, 0.5, 0.75, 1.0)},
+    **{f"{text} bits": Contender("ours", _named(text)) for text in ("2+2", "2+4", "3+1", "3+2", "4+2")},
     "4 bits": Contender("ours", _named("4")),
     **{f"budget {bits:g} bits": Contender("ours", _budget(bits)) for bits in (1.5, 2.0, 3.0, 5.0)},
     "space only": Contender("ours", _budget(2.0, SpaceOnly)),

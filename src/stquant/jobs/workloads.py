@@ -145,12 +145,14 @@ def _caption_batch(generator: torch.Generator) -> Batch:
     return _captioned(handwritten_digits().train[chosen], torch.randint(1 << 16, (10,), generator=generator))
 
 
-def _caption_validation() -> list[Batch]:
+def caption_validation(sets: int | None = HELD_OUT_SETS) -> list[Batch]:
+    """Return sets of ten held-out digits with their captions; all there are if `sets` is None."""
     images = handwritten_digits().validation
     of_digit = _images_of_each_digit(held_out=True)
+    count = min(map(len, of_digit)) if sets is None else sets
     return [
         _captioned(images[torch.stack([of[position] for of in of_digit])], torch.arange(10) + position)
-        for position in range(HELD_OUT_SETS)
+        for position in range(count)
     ]
 
 
@@ -193,6 +195,6 @@ WORKLOADS = {
     for workload in (
         Workload("gpt2", gpt2, _text_batch, _text_validation, _token_losses, 600, 2e-3, (0.9, 0.95), 0.1),
         Workload("vit", _vit, _digit_batch, _digit_validation, _class_losses, 500, 1e-3, (0.9, 0.999), 0.05),
-        Workload("clip", _clip, _caption_batch, _caption_validation, _pair_losses, 500, 1e-3, (0.9, 0.98), 0.1),
+        Workload("clip", _clip, _caption_batch, caption_validation, _pair_losses, 500, 1e-3, (0.9, 0.98), 0.1),
     )
 }

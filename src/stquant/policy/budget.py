@@ -115,6 +115,8 @@ class _Adapting:
 
     tolerance: float | None = None
     prepaid = PREPAID
+    least_unsigned = 0
+    """Fewest bits of non-negative states."""
 
     def __init__(self, every: int, block: int, flat: bool) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -139,7 +141,7 @@ class _Adapting:
             facts: The parameter.
             signed: Whether the state holds negative values.
         """
-        least = (2 if facts.prepays else facts.plain_bits) if signed else 0
+        least = (2 if facts.prepays else facts.plain_bits) if signed else self.least_unsigned
         return _ladder(least, signed, self.block)
 
     def choose(self, facts: ParameterFacts, states: Mapping[str, bool]) -> dict[str, Choice]:
@@ -253,10 +255,11 @@ class Budget(_Adapting):
 
 
 class Adaptive(_Adapting):
-    """2 bits for signed states, block means for others, and a quarter bit more where it helps most.
+    """2 bits for each state, and a quarter bit more where it helps most.
 
-    This is `policy="adaptive"`: on top of the smallest formats that train well, a quarter of a bit
-    for each packed element goes to the states whose rounding moves the weights most.
+    This is `policy="adaptive"`: on top of the smallest formats that train well whatever the learning
+    rate, a quarter of a bit for each packed element goes to the states whose rounding moves the
+    weights most. Signed states whose format must not prepay start from more than 2 bits.
 
     Args:
         every: Steps between two decisions; the first ones come earlier.
@@ -265,6 +268,7 @@ class Adaptive(_Adapting):
     """
 
     BITS = 0.25
+    least_unsigned = 2
 
     def __init__(self, *, every: int = EVERY, block: int = 128, flat: bool = False) -> None:
         super().__init__(every, block, flat)

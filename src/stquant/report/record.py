@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import subprocess
@@ -33,6 +34,12 @@ def conditions() -> dict[str, Any]:
         "machine": {"architecture": platform.machine(), "cpu": _cpu(), "threads": torch.get_num_threads()},
         "commit": _commit(),
     }
+
+
+@functools.cache
+def origin() -> dict[str, Any]:
+    """Return processor and commit, for one of several runs of a measurement that may come from several machines."""
+    return {"cpu": _cpu(), "commit": _commit()}
 
 
 def write(path: Path, findings: dict[str, Any]) -> None:
