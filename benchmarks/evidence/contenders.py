@@ -16,6 +16,7 @@ import stquant
 from stquant.codecs import catalog
 from stquant.jobs import contenders as jobs
 from stquant.jobs.workloads import Workload
+from stquant.policy.budget import Adaptive
 
 Params = list[tuple[str, nn.Parameter]]
 Make = Callable[[Params, Workload, int], torch.optim.Optimizer]
@@ -185,7 +186,7 @@ class SpaceOnly(stquant.Budget):
 stquant.register_policy("space only", lambda **data: SpaceOnly(**data))
 
 
-class FromZero(stquant.policy.Adaptive):
+class FromZero(Adaptive):
     """The default policy where `exp_avg_sq` may have 0 bits, and with other shares to divide.
 
     Args:
