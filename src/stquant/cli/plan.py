@@ -17,7 +17,7 @@ from stquant.planning.plan import Cost, Plan
 from stquant.planning.sources import blueprint
 from stquant.policy.policies import Recipe
 
-OURS = ("8", "6", "5", "4", "3", "2", "2+0", "adaptive")
+OURS = ("8", "6", "5", "4", "3", "adaptive", "2", "2+0")
 RECIPES = tuple(name for name in Recipe.NAMES if name != "nf4")
 
 _UNITS = {

@@ -34,9 +34,9 @@ class Adam(PackedOptimizer):
         fused: True demands compiled kernels and raises where they do not serve a parameter; None
             or False takes the best there is.
         decoupled_weight_decay: Decay the weights themselves, as AdamW.
-        policy: Which formats the states have. "adaptive" packs `exp_avg` in 2 bits with prepay,
-            keeps block means of `exp_avg_sq`, and spends a quarter of a bit per element more where
-            rounding moves the weights most. Others: `Budget`, `Tolerance`, `Fixed(bits=4)`, "fp32", or a
+        policy: Which formats the states have. "adaptive" packs both in 2 bits, `exp_avg` with
+            prepay, and spends a quarter of a bit per element more where rounding moves the weights
+            most. Others: `Budget`, `Tolerance`, `Fixed(bits=4)`, "fp32", or a
             published recipe ("bnb8", "torchao4", "flash8", "solo42", "nf4").
         master_bits: Bits of the packed residual that a bf16 parameter gets: 1 to 8 or 16; 0
             rounds it stochastically, None to nearest as torch does. "auto" is 8 for bf16 and 0
