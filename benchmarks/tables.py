@@ -350,7 +350,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "calibration-formats": calibration_formats,
     "variants": variants,
     **{f"evidence-{name}": functools.partial(evidence.gaps, "quality", name) for name in ("gpt2", "vit", "clip")},
-    **{f"evidence-{name}": functools.partial(evidence.gaps, name) for name in ("stress", "sizes", "finetune")},
+    **{
+        f"evidence-{name}": functools.partial(evidence.gaps, name)
+        for name in ("choice", "stress", "long", "sizes", "finetune")
+    },
     "evidence-beaten": evidence.beaten,
     "evidence-tuning": evidence.tuning,
     "evidence-cost": evidence.cost,

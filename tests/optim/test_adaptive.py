@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import stquant
 from stquant import SGD, AdamW, Budget, Fixed, Lion, Tolerance
+from stquant.codecs import catalog
 from stquant.errors import BudgetError
 from stquant.optim.base import PackedOptimizer
 from stquant.policy import transition
+from stquant.policy.budget import Adaptive
 from stquant.storage.packed import PackedState
 from tests.optim.helpers import gradients, parameters, run, same, snapshot
 
@@ -137,6 +139,20 @@ def test_an_added_group_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BudgetError):
         optimizer.add_param_group({"params": parameters([(400, 128)])})
     assert len(optimizer.param_groups) == 1
+
+
+def test_the_default_starts_from_two_bits_and_never_goes_below() -> None:
+    params = [torch.nn.Parameter(torch.randn(64, width)) for width in (128, 96, 100)]
+    optimizer = AdamW(params, policy=Adaptive(every=2))
+    widths = []
+    for _ in range(8):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+        widths.append({catalog.get(format).bits for format in formats(optimizer)})
+    assert widths[0] == {2}
+    assert min(set().union(*widths)) == 2
+    assert max(widths[-1]) > 2
 
 
 @pytest.mark.parametrize("policy", ["adaptive", Budget(bits=3.0, every=3), Tolerance(0.02, every=3)], ids=repr)

@@ -91,6 +91,7 @@ def test_ladders_keep_to_widths_that_train() -> None:
     assert [f.bits for f in policy.ladder(plain, True)] == [4, 5, 6, 8]
     assert not any(f.prepay for f in policy.ladder(plain, True))
     assert [f.bits for f in policy.ladder(facts, False)] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert [f.bits for f in Adaptive().ladder(facts, False)] == [2, 3, 4, 5, 6, 8]
     assert rung((4, 0), policy.ladder(facts, False), signed=False) == 0
     assert rung((4, 0), policy.ladder(facts, True), signed=True) == 2
 
