@@ -13,18 +13,12 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stquant.kernels.ops import AdamRule, LionRule, SGDRule
 
 _SETTLED = 2.0**-30
 """b1**t below this changes no fp32 result, nor does a longer table."""
-
-
-def to_fp32(value: float) -> float:
-    """Round a double to the nearest fp32 value."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def correction_of(beta: float, step: int) -> float:
@@ -55,8 +49,7 @@ def prepay_table(beta: float) -> tuple[float, ...]:
     return tuple(reversed(factors))
 
 
-@dataclass(frozen=True, slots=True)
-class AdamConstants:
+class AdamConstants(NamedTuple):
     """Folded constants of one parameter's step; the square root of bc2 moves out of the division.
 
     With root = sqrt(bc2) the update  lr * (m/bc1 + c_t * e) / (sqrt(v/bc2) + eps)  becomes
@@ -83,8 +76,7 @@ class AdamConstants:
         return cls(*_rounded(fold_adam(rule, rule.lr, root, correction, prepay_factor(beta1, step)), single))
 
 
-@dataclass(frozen=True, slots=True)
-class SGDConstants:
+class SGDConstants(NamedTuple):
     """Constants of an SGD step.
 
     What an error in the momentum would still have moved the weight by is `error`: with mu the
@@ -108,8 +100,7 @@ class SGDConstants:
         return cls(*_rounded((rule.lr, mu, 1.0 - rule.dampening, rule.weight_decay, error), single))
 
 
-@dataclass(frozen=True, slots=True)
-class LionConstants:
+class LionConstants(NamedTuple):
     """Constants of a Lion step; `keep` is 1 - lr * weight_decay."""
 
     lr: float
@@ -156,4 +147,5 @@ def fold_lion(rule: LionRule, lr: Any) -> tuple[Any, ...]:
 
 
 def _rounded(exact: tuple[float, ...], single: bool) -> tuple[float, ...]:
-    return tuple(map(to_fp32, exact)) if single else exact
+    layout = f"{len(exact)}f"
+    return struct.unpack(layout, struct.pack(layout, *exact)) if single else exact

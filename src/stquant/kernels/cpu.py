@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
@@ -225,17 +224,17 @@ def _why_not_packed(state: Packed) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _adam_constants(rule: AdamRule, step: int) -> tuple[float, ...]:
-    return astuple(AdamConstants.of(rule, step))
+    return AdamConstants.of(rule, step)
 
 
 @functools.lru_cache(maxsize=64)
 def _sgd_constants(rule: SGDRule, step: int) -> tuple[float, ...]:
-    return (*astuple(SGDConstants.of(rule)), rule.nesterov, step == 1, 0.0, 0.0)
+    return (*SGDConstants.of(rule), rule.nesterov, step == 1, 0.0, 0.0)
 
 
 @functools.lru_cache(maxsize=64)
 def _lion_constants(rule: LionRule, step: int) -> tuple[float, ...]:
-    return (*astuple(LionConstants.of(rule)), 0.0, 0.0, 0.0)
+    return (*LionConstants.of(rule), 0.0, 0.0, 0.0)
 
 
 class _Step(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
@@ -212,17 +211,17 @@ def _lion_variant(item: Item, rule: LionRule) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=64)
 def _adam_constants(rule: AdamRule, step: int) -> Constants:
-    return astuple(AdamConstants.of(rule, step))
+    return AdamConstants.of(rule, step)
 
 
 @functools.lru_cache(maxsize=64)
 def _sgd_constants(rule: SGDRule, step: int) -> Constants:
-    return (*astuple(SGDConstants.of(rule)), float(step == 1), 0.0, 0.0, 0.0)
+    return (*SGDConstants.of(rule), float(step == 1), 0.0, 0.0, 0.0)
 
 
 @functools.lru_cache(maxsize=64)
 def _lion_constants(rule: LionRule, step: int) -> Constants:
-    return (*astuple(LionConstants.of(rule)), 0.0, 0.0, 0.0)
+    return (*LionConstants.of(rule), 0.0, 0.0, 0.0)
 
 
 _ADAM = _Step(
