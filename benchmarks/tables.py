@@ -375,7 +375,7 @@ def value(query: str) -> str:
     found: Any = load(name)
     for part in path:
         if "=" in part:
-            wanted = [pair.split("=") for pair in part.split(",")]
+            wanted = [pair.split("=") for pair in re.split(r",(?=\w+=)", part)]
             (found,) = [e for e in found if all(str(e[key]).replace(" ", "_") == text for key, text in wanted)]
         else:
             found = found[part]
