@@ -16,7 +16,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from tests.parity import helpers
 
 import stquant
 from stquant.kernels import cpu, reference
+from stquant.report.record import processor
 
 TARGET = Path(__file__).parent / "results" / "cpu_step.json"
 PAIRS = {
@@ -164,16 +164,6 @@ def measure(steps: Steps, rounds: int, elements: int) -> list[dict[str, object]]
         }
         for name, values in times.items()
     ]
-
-
-def processor() -> str:
-    """Name of the processor as far as the system tells; virtual machines often give no more than numbers."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
-    if "model name" not in found:
-        return platform.machine()
-    return f"{found['model name']}, family {found.get('cpu family')}, model {found.get('model')}"
 
 
 def main() -> None:

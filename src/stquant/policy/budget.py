@@ -257,9 +257,10 @@ class Budget(_Adapting):
 class Adaptive(_Adapting):
     """2 bits for each state, and a quarter bit more where it helps most.
 
-    This is `policy="adaptive"`: on top of the smallest formats that train well whatever the learning
-    rate, a quarter of a bit for each packed element goes to the states whose rounding moves the
-    weights most. Signed states whose format must not prepay start from more than 2 bits.
+    This is `policy="adaptive"`: on top of the smallest formats that kept up with fp32 AdamW at high
+    learning rates, too (docs/results.md), a quarter of a bit for each packed element goes to the
+    states whose rounding moves the weights most. Signed states whose format must not prepay start
+    from more than 2 bits.
 
     Args:
         every: Steps between two decisions; the first ones come earlier.

@@ -31,15 +31,25 @@ def conditions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
-        "machine": {"architecture": platform.machine(), "cpu": _cpu(), "threads": torch.get_num_threads()},
+        "machine": {"architecture": platform.machine(), "cpu": processor(), "threads": torch.get_num_threads()},
         "commit": _commit(),
     }
+
+
+def processor() -> str:
+    """Return the name of the processor as far as the system tells; virtual machines often give numbers only."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    found = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    return f"{found['model name']}, family {found.get('cpu family')}, model {found.get('model')}"
 
 
 @functools.cache
 def origin() -> dict[str, Any]:
     """Return processor and commit, for one of several runs of a measurement that may come from several machines."""
-    return {"cpu": _cpu(), "commit": _commit()}
+    return {"cpu": processor(), "commit": _commit()}
 
 
 def write(path: Path, findings: dict[str, Any]) -> None:
@@ -53,15 +63,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _commit() -> str | None:
