@@ -1,11 +1,12 @@
 """Time of a whole AdamW step on the CPU, against torch's fused fp32 AdamW in the same process.
 
-Contenders take turns; each figure is the median over the rounds of the CPU time that the step's
-threads used, so that waiting for the core does not count; those far slower than torch's take two
-turns. No speed is printed unless the compiled kernels equal the reference first. Writes
-`results/cpu_step.json`, which holds one record for each kind of machine; a run replaces the tables
-that it measures of its own. Other packages have a row each if they are installed. Threads that wait
-must not spin, because that would count.
+Contenders take turns, each with every number of threads, so that ratios at one and at two threads are
+of the same minutes; each figure is the median over the rounds of the CPU time that the step's threads
+used, so that waiting for the core does not count; those far slower than torch's take two turns. No
+speed is printed unless the compiled kernels equal the reference first. Writes `results/cpu_step.json`,
+which holds one record for each kind of machine; a run replaces the tables that it measures of its own.
+Other packages have a row each if they are installed. Threads that wait must not spin, because that
+would count.
 Run: OMP_WAIT_POLICY=passive PYTHONPATH=. python benchmarks/cpu_step.py [--rounds 7] [--threads 1 2]
     [--isa avx2 scalar] [--models large gpt2] [--contenders ours others]
 """
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.parity import helpers
@@ -141,29 +143,30 @@ def others(shapes: list[tuple[int, ...]]) -> tuple[Steps, dict[str, str]]:
     return steps, missing
 
 
-def measure(steps: Steps, rounds: int, elements: int) -> list[dict[str, object]]:
-    """Take turns; the first round warms up, and what is slow takes only two more."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def measure(steps: Steps, rounds: int, elements: int, threads: list[int]) -> dict[int, list[dict[str, object]]]:
+    """Take turns and return rows by the number of threads; a first round warms up, what is slow takes two more."""
+    times: dict[tuple[str, int], list[float]] = {(name, count): [] for name in steps for count in threads}
     for number in range(rounds + 1):
-        for name, step in steps.items():
-            if len(times[name]) == 2 and min(times[name]) > SLOW * min(times["torch fused"]):
+        for (name, count), own in times.items():
+            if len(own) == 2 and min(own) > SLOW * min(times["torch fused", count]):
                 continue
+            torch.set_num_threads(count)
             begin = time.process_time()
-            step()
+            steps[name]()
             if number:
-                times[name].append((time.process_time() - begin) / elements * 1e9)
-    base = statistics.median(times["torch fused"])
-    return [
-        {
-            "name": name,
-            "ns_per_element": round(statistics.median(values), 3),
-            "fastest": round(min(values), 3),
-            "ratio": round(statistics.median(values) / base, 3),
-            "ratio_of_fastest": round(min(values) / min(times["torch fused"]), 3),
-            "turns": len(values),
-        }
-        for name, values in times.items()
-    ]
+                own.append((time.process_time() - begin) / elements * 1e9)
+    return {count: [_row(name, times[name, count], times["torch fused", count]) for name in steps] for count in threads}
+
+
+def _row(name: str, own: list[float], base: list[float]) -> dict[str, object]:
+    return {
+        "name": name,
+        "ns_per_element": round(statistics.median(own), 3),
+        "fastest": round(min(own), 3),
+        "ratio": round(statistics.median(own) / statistics.median(base), 3),
+        "ratio_of_fastest": round(min(own) / min(base), 3),
+        "turns": len(own),
+    }
 
 
 def main() -> None:
@@ -189,43 +192,44 @@ def main() -> None:
         "rounds": options.rounds,
     }
 
-    def record(model: str, contenders: str, threads: int, steps: Steps, missing: dict[str, str]) -> None:
-        """Measure, print and write one table."""
-        torch.set_num_threads(threads)
+    def record(model: str, contenders: str, threads: list[int], steps: Steps, missing: dict[str, str]) -> None:
+        """Measure, print and write a table for each number of threads."""
         elements = sum(torch.Size(shape).numel() for shape in models[model])
         before = os.getloadavg()[0]
-        rows = measure(steps, options.rounds, elements)
+        found = measure(steps, options.rounds, elements, threads)
         load = {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)}
-        table = {
-            "model": names[model],
-            "contenders": contenders,
-            "threads": threads,
-            "load_average": load,
-            "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
-            "rows": rows,
-            "missing": missing,
-        }
-        print(f"{names[model]}, {threads} thread(s)")
-        for row in rows:
-            ratios = f"{row['ratio']:6}  fastest {row['ratio_of_fastest']}"
-            print(f"  {row['name']:36s} {row['ns_per_element']:8} ns  {ratios}", flush=True)
-        for name, reason in missing.items():
-            print(f"  {name:36s} not measured: {reason}")
-        write(options.out, conditions, table)
+        for count, rows in found.items():
+            table = {
+                "model": names[model],
+                "contenders": contenders,
+                "threads": count,
+                "load_average": load,
+                "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+                "rows": rows,
+                "missing": missing,
+            }
+            show(table)
+            write(options.out, conditions, table)
 
     for model in options.models:
         if "ours" in options.contenders:
-            steps = ours(models[model], options.isa)
-            for threads in options.threads:
-                record(model, "ours", threads, steps, {})
-            del steps
+            record(model, "ours", options.threads, ours(models[model], options.isa), {})
     cpu.use(options.isa[0])
     for model in options.models:
         if "others" in options.contenders:
-            record(model, "others", options.threads[0], *others(models[model]))
+            record(model, "others", options.threads[:1], *others(models[model]))
 
 
-def write(path: Path, conditions: dict[str, object], table: dict[str, object]) -> None:
+def show(table: dict[str, Any]) -> None:
+    print(f"{table['model']}, {table['threads']} thread(s)")
+    for row in table["rows"]:
+        ratios = f"{row['ratio']:6}  fastest {row['ratio_of_fastest']}"
+        print(f"  {row['name']:36s} {row['ns_per_element']:8} ns  {ratios}", flush=True)
+    for name, reason in table["missing"].items():
+        print(f"  {name:36s} not measured: {reason}")
+
+
+def write(path: Path, conditions: dict[str, object], table: dict[str, Any]) -> None:
     """Replace a table of this machine's record, or add it; a record of other conditions begins anew."""
     machines = json.loads(path.read_text())["machines"] if path.exists() else []
     own = next((old for old in machines if old["conditions"] == conditions), {"tables": []})
