@@ -15,6 +15,9 @@ PREPAID = [format for format in SIGNED if format.prepay]
 LR, EPS, BETAS = 1e5, 1e7, (0.9, 0.999)
 """An eps far above sqrt(v) keeps the denominator constant; LR / EPS is an ordinary step."""
 
+SETTLED = 1000
+"""Steps after which errors are prepaid whole."""
+
 
 @pytest.mark.parametrize("format", PREPAID, ids=name)
 def test_after_the_gradient_stops_the_sum_of_updates_is_that_of_fp32(format: Format) -> None:
@@ -24,6 +27,9 @@ def test_after_the_gradient_stops_the_sum_of_updates_is_that_of_fp32(format: For
         params = parameters([(64, 128), (40, 160)])
         start = [p.detach().clone() for p in params]
         optimizer = stquant.AdamW(params, lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0, policy=policy)
+        optimizer.init_state()
+        for p in params:
+            optimizer.state[p]["step"] += SETTLED
         run(optimizer, params, gradients(params, 20))
         run(optimizer, params, [[torch.zeros_like(p) for p in params]] * 250)
         ends.append([p.detach() - s for p, s in zip(params, start, strict=True)])
@@ -69,6 +75,23 @@ def test_sgd_ends_where_fp32_ends(format: Format, nesterov: bool) -> None:
     for packed, plain in zip(*ends, strict=True):
         # 270 steps, each rounding a weight by half an ulp of at most 4.
         torch.testing.assert_close(packed, plain, rtol=0, atol=270 * 2.0**-22)
+
+
+def test_the_first_steps_prepay_less_than_half() -> None:
+    """Applied whole at once they would move the weights by more than any later step does."""
+    params, coarse = parameters([(64, 128)]), stquant.Fixed(exp_avg="dynamic2")
+    start = params[0].detach().double()
+    optimizer = stquant.AdamW(params, lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0, policy=coarse)
+    grads = next(gradients(params, 1))
+    run(optimizer, params, [grads])
+    exact = (1 - BETAS[0]) * grads[0].double()
+    plain = LR / EPS * exact / (1 - BETAS[0])
+    prepaid = (start - params[0].detach() - plain).abs()
+    dropped = (exact - decoded(optimizer, params[0])).abs()
+    ahead = sum(BETAS[0] ** k / (1 - BETAS[0] ** (1 + k)) for k in range(1, 500))
+    assert bool((prepaid > 0).any())
+    # Rounding of the weights and of v aside, which an eps this large nearly hides.
+    assert bool((prepaid <= 0.5 * LR / EPS * ahead * dropped + 1e-5 * plain.abs() + 1e-6).all())
 
 
 def decoded(optimizer: stquant.AdamW, param: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
 With b1 and b2 the decay rates and t the parameter's step,
 
-    bc1 = 1 - b1**t        bc2 = 1 - b2**t        c_t = sum over k >= 1 of b1**k / (1 - b1**(t + k))
+    bc1 = 1 - b1**t    bc2 = 1 - b2**t    c_t = bc1**2 * sum over k >= 1 of b1**k / (1 - b1**(t + k))
 
-c_t is what an error in the momentum would still have moved the weight by, in units of
-lr * error / denominator; see docs/numerics.md, "Prepay".
+The sum is what an error in the momentum would still have moved the weight by, in units of
+lr * error / denominator, and c_t the part of it that is applied; see docs/numerics.md, "Prepay".
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def prepay_factor(beta: float, step: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def prepay_table(beta: float) -> tuple[float, ...]:
-    """Return c_t for t = 0, 1, ... until it has settled, from c_t = b / (1 - b**(t+1)) + b * c_(t+1)."""
+    """Return c_t for t = 0, 1, ... until it has settled; its sums s_t = b / (1 - b**(t+1)) + b * s_(t+1)."""
     if beta == 0.0:
         return (0.0,)
     last = math.ceil(math.log(_SETTLED) / math.log(beta))
-    factors = [beta / (1.0 - beta)]
+    sums = [beta / (1.0 - beta)]
     for step in range(last - 1, -1, -1):
-        factors.append(beta / (1.0 - beta ** (step + 1)) + beta * factors[-1])
-    return tuple(reversed(factors))
+        sums.append(beta / (1.0 - beta ** (step + 1)) + beta * sums[-1])
+    return tuple(correction_of(beta, step) ** 2 * ahead for step, ahead in enumerate(reversed(sums)))
 
 
 class AdamConstants(NamedTuple):
