@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ import stquant
 from stquant.codecs import catalog
 from stquant.jobs import contenders as jobs
 from stquant.jobs.workloads import Workload
+from stquant.kernels import corrections, cpu
 from stquant.policy.budget import Adaptive
 
 Params = list[tuple[str, nn.Parameter]]
@@ -208,6 +210,35 @@ class FromZero(Adaptive):
 stquant.register_policy("from zero", lambda **data: FromZero(**data))
 
 
+class _PrepayingMore(stquant.AdamW):
+    """AdamW whose first steps prepay (1 - b1**t)**power of the sum in docs/numerics.md, instead of its square."""
+
+    power = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one step."""
+        usual = corrections.prepay_table
+
+        def table(beta: float) -> list[float]:
+            return [0.0, *((1 - beta**t) ** (self.power - 2) * c for t, c in enumerate(usual(beta)[1:], 1))]
+
+        # The kernels keep constants of a rule and a step, which others use as well.
+        with mock.patch.object(corrections, "prepay_table", table):
+            cpu._adam_constants.cache_clear()
+            loss = super().step(closure)
+        cpu._adam_constants.cache_clear()
+        return loss
+
+
+class _PrepayingSomeMore(_PrepayingMore):
+    power = 1
+
+
+def _prepaying(kind: type[stquant.AdamW]) -> Make:
+    policy = stquant.Fixed(exp_avg=2, exp_avg_sq=2)
+    return lambda params, workload, seed: kind(params, policy=policy, seed=seed, **_options(workload))
+
+
 def _time_only(params: Params, workload: Workload, seed: int) -> torch.optim.Optimizer:
     """The same formats for all tensors: 2 + 2 bits in the first half of the run, 2 + 0 in the second."""
     policies = [stquant.Fixed(exp_avg=first, exp_avg_sq=second) for first, second in ((2, 2), (2, 0))]
@@ -247,6 +278,8 @@ CONTENDERS = {
     "2+1 bits": Contender("ours", _named("2+1")),
     **{f"2+0 bits and {share:g}": Contender("ours", _ours(FromZero(share), 8)) for share in (0.25, 0.5, 0.75, 1.0)},
     **{f"{text} bits": Contender("ours", _named(text)) for text in ("2+2", "2+4", "3+1", "3+2", "4+2")},
+    "2+2 bits, prepaying all at once": Contender("ours", _prepaying(_PrepayingMore)),
+    "2+2 bits, prepaying more": Contender("ours", _prepaying(_PrepayingSomeMore)),
     "4 bits": Contender("ours", _named("4")),
     **{f"budget {bits:g} bits": Contender("ours", _budget(bits)) for bits in (1.5, 2.0, 3.0, 5.0)},
     "space only": Contender("ours", _budget(2.0, SpaceOnly)),

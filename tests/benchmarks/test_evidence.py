@@ -93,9 +93,27 @@ def test_quasi_hyperbolic_adam_without_share_is_adamw() -> None:
     torch.testing.assert_close(params[0], params[1], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(("name", "share"), [("all at once", 1.0), ("more", 0.1)])
+def test_what_first_steps_prepay_can_be_changed_for_one_optimizer_alone(name: str, share: float) -> None:
+    moved = []
+    for contender in (f"2+2 bits, prepaying {name}", "2+2 bits"):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.zeros(8, 128))
+        optimizer = CONTENDERS[contender].make([("weight", param)], workloads.workload("clip"), 0)
+        param.grad = torch.randn(8, 128)
+        optimizer.step()
+        moved.append(param.detach())
+    rate, sum_of_first = workloads.workload("clip").lr, 20.096
+    dropped = (moved[1] + rate * param.grad.sign()).abs() / (rate * 0.01 * sum_of_first)
+    torch.testing.assert_close(
+        (moved[0] - moved[1]).abs(), rate * (share - 0.01) * sum_of_first * dropped, rtol=1e-2, atol=1e-6
+    )
+
+
 def test_seeds_of_evidence_are_those_of_nothing_else() -> None:
-    chosen = {cell.seed for name in ("tuning", "choice") for cell in FILES[name].cells()}
-    shown = {cell.seed for name in FILES if name not in ("tuning", "choice") for cell in FILES[name].cells()}
+    choosing = ("tuning", "choice", "start")
+    chosen = {cell.seed for name in choosing for cell in FILES[name].cells()}
+    shown = {cell.seed for name in FILES if name not in choosing for cell in FILES[name].cells()}
     assert not ({0, 1, 2, 3, 4, 11, 12, 21, 22} | chosen) & shown
     main = [cell for cell in FILES["quality"].cells() if cell.contender in plan.MAIN_ROWS]
     assert len({cell.seed for cell in main}) >= 5
