@@ -111,8 +111,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
     const auto share = Share<Curve>::of(Curve::of(scale, second), c.beta2);
     scale = c.beta2 * scale + c.beta2_rest * (buffers.squares[b] / float(kPassBlock));
     const Curve curve = Curve::of(scale, second);
-    const Noise noise = Noise::of(second.key, chunk.index[b]);
-    const WideWords indices = noise.indices<WideWords>();
+    const auto noise = BlockNoise<kPassBlock, noisy>::of(second.key, chunk.index[b]);
     uint8_t* planes = static_cast<uint8_t*>(second.data) + bits * chunk.lane[b];
     const float* g = grad + b * kPassBlock;
     float* denominator = buffers.second + b * kPassBlock;
@@ -127,9 +126,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
         const Wide grad_i = load<Wide>(g + i);
         if (l == 0) ahead.fetch(i);
         const Wide value = share.decode(x.template get<j>()) + rest * (grad_i * grad_i);
-        WideWords random{};
-        if constexpr (noisy) random = noise.draw(indices + uint32_t(i));
-        y.template put<j>(curve.template encode<Wide>(value, random));
+        y.template put<j>(curve.template encode<Wide>(value, noise.draw(i)));
         store(denominator + i, move.denominator(value));
       });
       y.store(planes + l, kPassLanes);
@@ -220,7 +217,7 @@ struct AdamPasses {
   bool run(const Item& item, const Chunk& chunk, const AdamConstants& c, Buffers& buffers, float* weight,
            const float* grad) const {
     const State &first = item.states[0], &second = item.states[1];
-    if (!momentum || !chunk.full || (second.stochastic && any_wraps(chunk))) return false;
+    if (!momentum || !chunk.full || (second.stochastic && !draws_by_vector(chunk))) return false;
     momentum(first, chunk, c, grad, buffers);
     if (any_bad(chunk, buffers) || any_cut(chunk, buffers)) return false;
     squares(second, chunk, c, grad, weight, buffers);

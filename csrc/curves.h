@@ -113,13 +113,19 @@ struct LogCurve {
         return above(as<Int<F>>(drawn), as<Int<F>>(last - pattern));
       } else {
         const Word<F> past = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
-        return smaller(shifted_down(as<Int<F>>(past + drawn), shift), (1 << bits) - 1);
+        return limited(shifted_down(as<Int<F>>(past + drawn), shift));
       }
     } else if constexpr (bits == 1) {
       return at_least(as<Int<F>>(pattern - lowest), Int<F>{} + int32_t(half));
     } else {
       const Int<F> rounded = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));
-      return smaller(shifted_down(rounded, shift), (1 << bits) - 1);
+      return limited(shifted_down(rounded, shift));
     }
+  }
+  // The last code at most; where codes are bytes, storing them sees to that.
+  template <class I>
+  static STQ_INLINE I limited(I code) {
+    if constexpr (bits == 8) return code;
+    else return smaller(code, (1 << bits) - 1);
   }
 };

@@ -19,10 +19,48 @@ struct Noise {
   }
   template <class W>
   STQ_INLINE W draw(W index) const {
-    W x = (index ^ flip) * 0x21F0AAADu;
-    x = ((x ^ (x >> 15)) + add) * 0xD35A2D97u;
+    return drawn((index ^ flip) * kFirst, add);
+  }
+
+  static constexpr uint32_t kFirst = 0x21F0AAADu;
+  // The random bits from the first of the two products.
+  template <class W>
+  static STQ_INLINE W drawn(W product, uint32_t add) {
+    const W x = ((product ^ (product >> 15)) + add) * 0xD35A2D97u;
     return x ^ (x >> 15);
   }
+};
+
+// The same for a block of `count` that starts at a multiple of a vector's length: the first product
+// of an element is the sum of one for its vector and one for its place in there.
+template <int count, bool noisy>
+struct BlockNoise {
+  static constexpr uint32_t kPlaces = kWide - 1;
+  WideWords places;
+  alignas(64) uint32_t vectors[count / kWide];
+  uint32_t add;
+
+  static STQ_INLINE BlockNoise of(uint64_t key, int64_t first) {
+    const Noise noise = Noise::of(key, first);
+    BlockNoise block;
+    block.places = (numbers<WideWords>() ^ (noise.flip & kPlaces)) * Noise::kFirst;
+    for (int v = 0; v < count / kWide; v += kLanes) {
+      const Words index = (numbers<Words>() + uint32_t(v)) * uint32_t(kWide) + noise.low;
+      store(block.vectors + v, ((index ^ noise.flip) & ~kPlaces) * Noise::kFirst);
+    }
+    // From memory they are spread at no cost; compilers would keep them in a vector instead.
+    if constexpr (kWide == kLanes) __asm__("" : "+m"(block.vectors));
+    block.add = noise.add;
+    return block;
+  }
+  // Random bits of the vector that starts at element `i` of the block.
+  STQ_INLINE WideWords draw(int i) const { return Noise::drawn(places + vectors[i / kWide], add); }
+};
+
+template <int count>
+struct BlockNoise<count, false> {
+  static STQ_INLINE BlockNoise of(uint64_t, int64_t) { return {}; }
+  STQ_INLINE WideWords draw(int) const { return WideWords{}; }
 };
 
 // Whether the elements [first, first + count) pass a multiple of 2^16.
@@ -44,8 +82,9 @@ static void draw_chunk(uint64_t key, const Chunk& chunk, uint32_t* out) {
   for (int b = 0; b < chunk.blocks; ++b) draw(key, chunk.index[b], chunk.block, out + b * chunk.block);
 }
 
-static bool any_wraps(const Chunk& chunk) {
+// Whether `BlockNoise` serves all blocks of a chunk.
+static bool draws_by_vector(const Chunk& chunk) {
   for (int b = 0; b < chunk.blocks; ++b)
-    if (wraps(chunk.index[b], chunk.block)) return true;
-  return false;
+    if (chunk.index[b] % kWide || wraps(chunk.index[b], chunk.block)) return false;
+  return true;
 }

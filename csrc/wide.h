@@ -65,7 +65,7 @@ static STQ_INLINE void store_planes(uint8_t* planes, int stride, WideWords x) {
 }
 
 static STQ_INLINE void store_codes(uint8_t* p, int stride, WideWords a, WideWords b, WideWords c, WideWords d) {
-  const __m512i low = _mm512_packus_epi32((__m512i)a, (__m512i)b), high = _mm512_packus_epi32((__m512i)c, (__m512i)d);
+  const __m512i low = _mm512_packs_epi32((__m512i)a, (__m512i)b), high = _mm512_packs_epi32((__m512i)c, (__m512i)d);
   const __m512i sorted = words_turned(_mm512_packus_epi16(low, high));
   if (stride == kWide) return _mm512_storeu_si512(p, sorted);
   _mm_storeu_si128((__m128i*)p, _mm512_castsi512_si128(sorted));
