@@ -352,7 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"evidence-{name}": functools.partial(evidence.gaps, "quality", name) for name in ("gpt2", "vit", "clip")},
     **{
         f"evidence-{name}": functools.partial(evidence.gaps, name)
-        for name in ("choice", "start", "stress", "long", "sizes", "finetune")
+        for name in ("choice", "start", "stress", "long", "sizes", "largest", "finetune")
     },
     "evidence-beaten": evidence.beaten,
     "evidence-tuning": evidence.tuning,
