@@ -108,9 +108,22 @@ def _fork(function: Callable[..., Any], arguments: tuple[Any, ...], ranks: int, 
         if rank == 0:
             result = found
         if failure is not None:
+            if _any_killed(running):
+                failure = KILLED  # and so the others lost their connection
             for other in running:
                 os.kill(other, signal.SIGKILL)
     return result, failure
+
+
+def _any_killed(running: dict[int, int]) -> bool:
+    """Whether a rank that nobody has waited for yet was killed; takes those that have ended out."""
+    found = False
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            running.pop(pid)
+            found = found or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+    return found
 
 
 def _outcome(status: int, path: Path) -> Outcome:
