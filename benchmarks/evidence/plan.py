@@ -5,7 +5,7 @@ The default is the exception: it was changed three times after runs on these see
 times the best rate. The present formats, 2 bits and a quarter more, were chosen on other seeds, by
 `choice`. At last runs of a hundred steps were worse than fp32 AdamW, because the first steps prepaid
 too much; how much they prepay now was chosen on other seeds, too (`start` runs half of them again), and
-all rows that prepay were run once more.
+all rows that prepay were run once more, but for those of `choice`.
 
 Learning rates and the tuned b1 come from `tuning`, which uses a seed of its own. A contender is
 non-inferior on a workload if the upper bound of its mean gap to fp32 AdamW, over paired seeds and at
