@@ -1,9 +1,10 @@
 // The Adam step where training spends its time: full blocks of 128, both states packed.
 //
-// Three passes over a chunk: the momentum from its codes, and what the block's scales need; the
-// squares from codes to codes, and their roots; the momentum's new codes, and the weights. So the
-// roots and the divisions, which share one slow unit of the processor, are waited for in different
-// passes, each with other work to do meanwhile. Each element meets the operations of adam.h, which serves all other cases.
+// Passes over a chunk: sums of the squared gradients, which say what the means will be; the squares
+// from codes to codes; the momentum from its codes; its new codes, and the weights. Roots and
+// divisions share one slow unit of the processor, so the roots are taken half beside the squares and
+// half beside the momentum, and the divisions beside the weights: each pass has other work for the
+// time that the unit needs. Each element meets the operations of adam.h, which serves all other cases.
 //
 // Included inside the namespace of one instruction set, after momentum.h.
 
@@ -54,119 +55,135 @@ struct Share {
 };
 
 constexpr int kPassBlock = 128, kPassLanes = kPassBlock / kCodesPerLane;
+static_assert(kChunk == 4 * kPassBlock, "scales are found for four blocks at once");
+constexpr int kEarlyRoots = 4;  // of the eight elements of a lane
 
-static STQ_INLINE float block_sum(const Wide (&sums)[kPassLanes / kWide]) {
-  if constexpr (kWide == 16) return tree_sum(sums[0]);
-  else if constexpr (kWide == 8) return tree_sum(sums[0] + sums[1]);
-  else return tree_sum((sums[0] + sums[2]) + (sums[1] + sums[3]));
-}
-
-// Updates the momentum into `buffers.first` and finds the extremes and the sums of squares of each block.
-template <class Curve>
-static void pass_momentum(const State& first, const Chunk& chunk, const AdamConstants& c, const float* grad,
-                          Buffers& buffers) {
-  const uint8_t* codes = static_cast<const uint8_t*>(first.data);
-  const Wide rest = fixed<Wide>(c.beta1_rest);
+// Sums the squared gradients of each block down to 16 lanes.
+static void sum_squares(const Chunk& chunk, const float* grad, Buffers& buffers) {
   for (int b = 0; b < chunk.blocks; ++b) {
-    const auto share = Share<Curve>::of(Curve::of(first.scales[chunk.first + b], first), c.beta1);
-    const uint8_t* planes = codes + Curve::bits * chunk.lane[b];
     const float* g = grad + b * kPassBlock;
-    float* m = buffers.first + b * kPassBlock;
-    Extremes<Wide> extremes;
-    Wide sums[kPassLanes / kWide];
 #pragma GCC unroll 4
     for (int l = 0; l < kPassLanes; l += kWide) {
-      const auto x = Lane<Curve::bits, Wide>::load(planes + l, kPassLanes);
-      const auto square = [&](auto code) __attribute__((always_inline)) {
-        constexpr int j = decltype(code)::j;
-        const int i = l + j * kPassLanes;
-        const Wide grad_i = load<Wide>(g + i);
-        const Wide momentum = share.decode(x.template get<j>()) + rest * grad_i;
-        store(m + i, momentum);
-        extremes.add(momentum);
-        return grad_i * grad_i;
+      const auto square = [&](int j) __attribute__((always_inline)) {
+        const Wide x = load<Wide>(g + l + j * kPassLanes);
+        return x * x;
       };
       // The order of the halving tree: i and i + 64, i and i + 32, i and i + 16.
-      const auto pair = [&](auto low, auto high) __attribute__((always_inline)) {
-        const Wide sum = square(low);
-        return sum + square(high);
-      };
-      const Wide even = pair(Index<0>{}, Index<4>{}) + pair(Index<2>{}, Index<6>{});
-      sums[l / kWide] = even + (pair(Index<1>{}, Index<5>{}) + pair(Index<3>{}, Index<7>{}));
+      const auto pair = [&](int j) __attribute__((always_inline)) { return square(j) + square(j + 4); };
+      buffers.square_lanes[b][l / kWide] = (pair(0) + pair(2)) + (pair(1) + pair(3));
     }
-    buffers.extremes[b] = extremes.reduced();
-    buffers.squares[b] = block_sum(sums);
   }
 }
 
-// Updates the squares from codes to codes, and leaves the denominators in `buffers.second`.
+// Updates the squares from codes to codes and takes the early roots; the other squares stay in `buffers.second`.
 template <int bits, bool noisy>
 static void pass_squares(const State& second, const Chunk& chunk, const AdamConstants& c, const float* grad,
-                         const float* weight, Buffers& buffers) {
-  using Curve = LogCurve<bits, noisy>;
+                         Buffers& buffers) {
   const WeightMove move = WeightMove::of(c);
   const Wide rest = fixed<Wide>(c.beta2_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
+    using Curve = LogCurve<bits, noisy>;
     float& scale = second.scales[chunk.first + b];
     const auto share = Share<Curve>::of(Curve::of(scale, second), c.beta2);
-    scale = c.beta2 * scale + c.beta2_rest * (buffers.squares[b] / float(kPassBlock));
-    const Curve curve = Curve::of(scale, second);
+    scale = buffers.scales[b];
+    const Curve curve = Curve::of(scale, buffers.inverses[b], second);
     const auto noise = BlockNoise<kPassBlock, noisy>::of(second.key, chunk.index[b]);
     uint8_t* planes = static_cast<uint8_t*>(second.data) + bits * chunk.lane[b];
     const float* g = grad + b * kPassBlock;
-    float* denominator = buffers.second + b * kPassBlock;
-    const Ahead ahead = Ahead::of(g, weight + b * kPassBlock);
+    float *v = buffers.second + b * kPassBlock, *denominator = buffers.denominator + b * kPassBlock;
 #pragma GCC unroll 4
     for (int l = 0; l < kPassLanes; l += kWide) {
       const auto x = Lane<bits, Wide>::load(planes + l, kPassLanes);
-      Lane<bits, Wide> y;
+      Codes<bits, Wide> y;
       each_code([&](auto code) __attribute__((always_inline)) {
         constexpr int j = decltype(code)::j;
         const int i = l + j * kPassLanes;
         const Wide grad_i = load<Wide>(g + i);
-        if (l == 0) ahead.fetch(i);
         const Wide value = share.decode(x.template get<j>()) + rest * (grad_i * grad_i);
         y.template put<j>(curve.template encode<Wide>(value, noise.draw(i)));
-        store(denominator + i, move.denominator(value));
+        if constexpr (j < kEarlyRoots) store(denominator + i, move.denominator(value));
+        else store(v + i, value);
       });
       y.store(planes + l, kPassLanes);
     }
+  }
+}
+
+// Updates the momentum into `buffers.first`, finds the extremes of each block, and takes the other roots.
+template <class Curve>
+static void pass_momentum(const State& first, const Chunk& chunk, const AdamConstants& c, const float* grad,
+                          const float* weight, Buffers& buffers) {
+  const WeightMove move = WeightMove::of(c);
+  const Wide rest = fixed<Wide>(c.beta1_rest);
+  for (int b = 0; b < chunk.blocks; ++b) {
+    const auto share = Share<Curve>::of(Curve::of(first.scales[chunk.first + b], first), c.beta1);
+    const uint8_t* planes = static_cast<const uint8_t*>(first.data) + Curve::bits * chunk.lane[b];
+    const float *g = grad + b * kPassBlock, *v = buffers.second + b * kPassBlock;
+    float *m = buffers.first + b * kPassBlock, *denominator = buffers.denominator + b * kPassBlock;
+    Extremes<Wide> extremes;
+#pragma GCC unroll 4
+    for (int l = 0; l < kPassLanes; l += kWide) {
+      const auto x = Lane<Curve::bits, Wide>::load(planes + l, kPassLanes);
+      each_code([&](auto code) __attribute__((always_inline)) {
+        constexpr int j = decltype(code)::j;
+        const int i = l + j * kPassLanes;
+        const Wide momentum = share.decode(x.template get<j>()) + rest * load<Wide>(g + i);
+        if (l == 0) fetch_to_change(weight + b * kPassBlock + i);
+        store(m + i, momentum);
+        extremes.add(momentum);
+        if constexpr (j >= kEarlyRoots) store(denominator + i, move.denominator(load<Wide>(v + i)));
+      });
+    }
+    buffers.extreme_lanes[b] = extremes;
   }
 }
 
 // Encodes the momentum in `buffers.first`, and moves the weights.
 template <class Curve, bool prepays>
-static void pass_weights(const State& first, const Chunk& chunk, const AdamConstants& c, float* weight,
-                         const Buffers& buffers) {
+static void pass_weights(const State& first, const Chunk& chunk, const AdamConstants& c, const float* grad,
+                         float* weight, const Buffers& buffers) {
+  constexpr bool apart = Curve::symmetric && !prepays;
   const WeightMove move = WeightMove::of(c);
   const Wide factor = fixed<Wide>(c.momentum), error = fixed<Wide>(c.error);
   for (int b = 0; b < chunk.blocks; ++b) {
-    const float scale = first.scales[chunk.first + b] = signed_scale(first, buffers.extremes[b]);
-    const Curve curve = Curve::of(scale, first);
+    const Curve curve = Curve::of(first.scales[chunk.first + b] = buffers.scales[b], buffers.inverses[b]);
     uint8_t* planes = static_cast<uint8_t*>(first.data) + Curve::bits * chunk.lane[b];
-    const float *m = buffers.first + b * kPassBlock, *denominator = buffers.second + b * kPassBlock;
+    const float *m = buffers.first + b * kPassBlock, *denominator = buffers.denominator + b * kPassBlock;
     float* w = weight + b * kPassBlock;
 #pragma GCC unroll 4
     for (int l = 0; l < kPassLanes; l += kWide) {
-      Lane<Curve::bits, Wide> y;
+      Codes<Curve::bits, Wide, apart, !Curve::symmetric> y;
       each_code([&](auto at) __attribute__((always_inline)) {
         constexpr int j = decltype(at)::j;
         const int i = l + j * kPassLanes;
         const Wide value = load<Wide>(m + i);
-        const WideInts code = curve.template encode<Wide>(value, WideWords{});
         Wide moved = factor * value;
-        if constexpr (prepays) moved = moved + error * (value - curve.template decode<Wide>(code));
+        if constexpr (apart) {
+          y.template put<j>(curve.magnitude(value), value);
+        } else {
+          const WideInts code = curve.template encode<Wide>(value, WideWords{});
+          if constexpr (prepays) moved = moved + error * (value - curve.template decode<Wide>(code));
+          y.template put<j>(code);
+        }
+        if (l == 0) fetch(grad + kChunk + b * kPassBlock + i);
         move.apply(w + i, moved, load<Wide>(denominator + i));
-        y.template put<j>(code);
       });
       y.store(planes + l, kPassLanes);
     }
   }
 }
 
-using MomentumPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, Buffers&);
-using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, const float*, Buffers&);
-using WeightsPass = void (*)(const State&, const Chunk&, const AdamConstants&, float*, const Buffers&);
+using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, Buffers&);
+using MomentumPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, const float*, Buffers&);
+using WeightsPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, float*, const Buffers&);
+
+template <bool noisy>
+static SquaresPass squares_pass(const State& state) {
+  constexpr SquaresPass table[] = {pass_squares<0, noisy>, pass_squares<1, noisy>, pass_squares<2, noisy>,
+                                   pass_squares<3, noisy>, pass_squares<4, noisy>, pass_squares<5, noisy>,
+                                   pass_squares<6, noisy>, nullptr,                pass_squares<8, noisy>};
+  return table[state.bits];
+}
 
 static MomentumPass momentum_pass(const State& state) {
   const int bits = int(state.bits);
@@ -177,14 +194,6 @@ static MomentumPass momentum_pass(const State& state) {
          : bits == 5 ? pass_momentum<MulawCurve<5>>
          : bits == 6 ? pass_momentum<MulawCurve<6>>
                      : pass_momentum<MulawCurve<8>>;
-}
-
-template <bool noisy>
-static SquaresPass squares_pass(const State& state) {
-  constexpr SquaresPass table[] = {pass_squares<0, noisy>, pass_squares<1, noisy>, pass_squares<2, noisy>,
-                                   pass_squares<3, noisy>, pass_squares<4, noisy>, pass_squares<5, noisy>,
-                                   pass_squares<6, noisy>, nullptr,                pass_squares<8, noisy>};
-  return table[state.bits];
 }
 
 template <bool prepays>
@@ -202,14 +211,15 @@ static WeightsPass weights_pass(const State& state) {
 
 // The passes of one parameter; none if it is another case.
 struct AdamPasses {
-  MomentumPass momentum = nullptr;
   SquaresPass squares = nullptr;
+  MomentumPass momentum = nullptr;
   WeightsPass weights = nullptr;
 
   static AdamPasses of(const Item& item) {
     const State &first = item.states[0], &second = item.states[1];
-    if (!first.packed() || !second.packed() || item.grid.block != kPassBlock || item.states[2].family != kAbsent) return {};
-    return {momentum_pass(first), second.stochastic ? squares_pass<true>(second) : squares_pass<false>(second),
+    if (!first.packed() || !second.packed() || item.grid.block != kPassBlock) return {};
+    if (item.states[2].family != kAbsent) return {};
+    return {second.stochastic ? squares_pass<true>(second) : squares_pass<false>(second), momentum_pass(first),
             first.prepay ? weights_pass<true>(first) : weights_pass<false>(first)};
   }
 
@@ -218,17 +228,38 @@ struct AdamPasses {
            const float* grad) const {
     const State &first = item.states[0], &second = item.states[1];
     if (!momentum || !chunk.full || (second.stochastic && !draws_by_vector(chunk))) return false;
-    momentum(first, chunk, c, grad, buffers);
-    if (any_bad(chunk, buffers) || any_cut(chunk, buffers)) return false;
-    squares(second, chunk, c, grad, weight, buffers);
-    weights(first, chunk, c, weight, buffers);
+    sum_squares(chunk, grad, buffers);
+    if (!find_means(first, second, chunk, c, buffers)) return false;
+    squares(second, chunk, c, grad, buffers);
+    momentum(first, chunk, c, grad, weight, buffers);
+    find_scales(first, buffers);
+    weights(first, chunk, c, grad, weight, buffers);
     return true;
   }
 
-  // Whether a square could be above the largest: none is above the sum of all.
-  static STQ_INLINE bool any_cut(const Chunk& chunk, const Buffers& buffers) {
+  // Finds the means that the squares will have. Returns false if a square could be above the largest,
+  // or a gradient or a scale is not finite; all other momentum is.
+  static STQ_INLINE bool find_means(const State& first, const State& second, const Chunk& chunk, const AdamConstants& c,
+                                    Buffers& buffers) {
+    alignas(16) float scales[4] = {}, means[4] = {};
     for (int b = 0; b < chunk.blocks; ++b)
-      if (!(buffers.squares[b] <= kLargestSquare)) return true;
-    return false;
+      scales[b] = first.scales[chunk.first + b], means[b] = second.scales[chunk.first + b];
+    const Four sum = reduced_sums(buffers.square_lanes);
+    const FourInts good = (sum <= kLargestSquare) & (absolute(load<Four>(scales)) <= kLargestSquare);
+    const Four mean = c.beta2 * load<Four>(means) + c.beta2_rest * (sum / float(kPassBlock));
+    store(buffers.scales, mean), store(buffers.inverses, inverse(1.0f, mean));
+    return good[0] & good[1] & good[2] & good[3];
+  }
+
+  // Finds the scales that the momentum will have.
+  static STQ_INLINE void find_scales(const State& first, Buffers& buffers) {
+    const FourInts sign = FourInts{} + (first.family == kDynamic ? -1 : 0x7FFFFFFF);
+    const Four farthest = reduced_extremes(buffers.extreme_lanes);
+    const Four scale = as<Four>(as<FourInts>(farthest) & sign & (absolute(farthest) >= kTiny));
+    store(buffers.scales, scale), store(buffers.inverses, inverse(encoded_span(first), scale));
+  }
+
+  static STQ_INLINE Four inverse(float span, Four scale) {
+    return as<Four>(as<FourInts>(span / scale) & (absolute(scale) >= kTiny));
   }
 };

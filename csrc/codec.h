@@ -183,6 +183,44 @@ struct Extremes {
   }
 };
 
+#if defined(__AVX512F__)
+// The value that is farthest from zero; of two the positive one. NaN are passed over.
+template <>
+struct Extremes<Wide> {
+  Wide farthest{};
+
+  STQ_INLINE void add(Wide x) { farthest = farther(farthest, x); }
+};
+#endif
+
+// Sums of four blocks by the halving tree, which has come down to 16 lanes each.
+static STQ_INLINE Four reduced_sums(const Wide (&x)[4][16 / kWide]) {
+#if defined(__AVX512F__)
+  const auto add = [](Wide a, Wide b) __attribute__((always_inline)) { return a + b; };
+  return reduced(x[0][0], x[1][0], x[2][0], x[3][0], add);
+#else
+  Four sums;
+  for (int b = 0; b < 4; ++b)
+    if constexpr (kWide == 8) sums[b] = tree_sum(x[b][0] + x[b][1]);
+    else sums[b] = tree_sum((x[b][0] + x[b][2]) + (x[b][1] + x[b][3]));
+  return sums;
+#endif
+}
+
+// The values of four blocks that are farthest from zero, the positive one of two.
+static STQ_INLINE Four reduced_extremes(const Extremes<Wide> (&x)[4]) {
+#if defined(__AVX512F__)
+  return reduced(x[0].farthest, x[1].farthest, x[2].farthest, x[3].farthest, farther);
+#else
+  Four farthest;
+  for (int b = 0; b < 4; ++b) {
+    const Extreme extreme = x[b].reduced();
+    farthest[b] = extreme.top < extreme.bottom ? -as<float>(extreme.bottom) : as<float>(extreme.top);
+  }
+  return farthest;
+#endif
+}
+
 // Scale of a signed block from its extremes.
 static STQ_INLINE float signed_scale(const State& state, Extreme extreme) {
   const float largest = as<float>(extreme.largest());

@@ -14,6 +14,11 @@ constexpr int32_t kInfinity = 0x7F800000;
 
 static STQ_INLINE float reciprocal(float scale) { return absolute(scale) >= kTiny ? 1.0f / scale : 0.0f; }
 
+// What the values of a signed block are multiplied by to encode them is this by the scale.
+static STQ_INLINE float encoded_span(const State& state) {
+  return state.family == kDynamic ? 1.0f : 4.5f - 16.0f / float(1 << state.bits);
+}
+
 template <int kBits>
 struct DynamicCurve {
   static constexpr int bits = kBits;
@@ -23,9 +28,10 @@ struct DynamicCurve {
   float scale, inverse;
   Table<8> levels;
 
-  static STQ_INLINE DynamicCurve of(float scale, const State&) {
-    return {scale, reciprocal(scale), Table<8>::of(bits == 2 ? levels2 : levels3, scale)};
+  static STQ_INLINE DynamicCurve of(float scale, float inverse) {
+    return {scale, inverse, Table<8>::of(bits == 2 ? levels2 : levels3, scale)};
   }
+  static STQ_INLINE DynamicCurve of(float scale, const State&) { return of(scale, reciprocal(scale)); }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
     if constexpr (bits == 0) return F{} * scale;
@@ -35,16 +41,24 @@ struct DynamicCurve {
   STQ_INLINE Int<F> encode(F value, Word<F>) const {
     const F ratio = value * inverse;
     if constexpr (bits == 0) return Int<F>{};
-    if constexpr (bits == 2) {
-      constexpr float t1 = float((0.0 + 0.55) / 2), t2 = float((0.55 + 1.0) / 2);
-      return raised(raised(only(at_least(F{} - t1, ratio), 3), at_least(ratio, F{} + t1)), at_least(ratio, F{} + t2));
-    }
-    constexpr float t1 = float((0.0 + 0.055) / 2), t2 = float((0.055 + 0.325) / 2);
-    constexpr float t3 = float((0.325 + 0.775) / 2), t4 = float((0.775 + 1.0) / 2);
+    else return bits == 2 ? compared2(ratio) : compared3(ratio);
+  }
+
+  template <class F>
+  static STQ_INLINE Int<F> compared2(F ratio) {
+    return raised(raised(only(at_least(F{} - t1, ratio), 3), at_least(ratio, F{} + t1)), at_least(ratio, F{} + t2));
+  }
+  template <class F>
+  static STQ_INLINE Int<F> compared3(F ratio) {
     const F size = absolute(ratio);
     const Int<F> passed = raised(only(at_least(F{} - t1, ratio), 4), at_least(size, F{} + t1));
     return raised(raised(raised(passed, at_least(size, F{} + t2)), at_least(size, F{} + t3)), at_least(ratio, F{} + t4));
   }
+
+  static constexpr float between(double low, double high) { return float((low + high) / 2); }
+  static constexpr float t1 = bits == 2 ? between(0.0, 0.55) : between(0.0, 0.055);
+  static constexpr float t2 = bits == 2 ? between(0.55, 1.0) : between(0.055, 0.325);
+  static constexpr float t3 = between(0.325, 0.775), t4 = between(0.775, 1.0);
 };
 
 template <int kBits>
@@ -57,9 +71,8 @@ struct MulawCurve {
   static constexpr int32_t sign_bit = 1 << (bits - 1);
   float scale, unit, stretch;
 
-  static STQ_INLINE MulawCurve of(float scale, const State&) {
-    return {scale, scale / span, scale < kTiny ? 0.0f : span / scale};
-  }
+  static STQ_INLINE MulawCurve of(float scale, float stretch) { return {scale, scale / span, stretch}; }
+  static STQ_INLINE MulawCurve of(float scale, const State&) { return of(scale, scale < kTiny ? 0.0f : span / scale); }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
     const F value = (as<F>(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
@@ -67,11 +80,15 @@ struct MulawCurve {
   }
   template <class F>
   STQ_INLINE Int<F> encode(F value, Word<F>) const {
-    const F biased = absolute(value) * stretch + 1.5f;
-    const Int<F> rounded = (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
-    const Int<F> magnitude = smaller(rounded, sign_bit - 1);
+    const Int<F> x = smaller(magnitude(value), sign_bit - 1);
     // A negative magnitude has ones in all upper bits, and zero has no sign.
-    return magnitude | (signed_as(magnitude, as<Int<F>>(value)) & sign_bit);
+    return x | (signed_as(x, as<Int<F>>(value)) & sign_bit);
+  }
+  // What may be above the last.
+  template <class F>
+  STQ_INLINE Int<F> magnitude(F value) const {
+    const F biased = absolute(value) * stretch + 1.5f;
+    return (as<Int<F>>(biased) - (bias - (1 << (shift - 1)))) >> shift;
   }
 };
 
@@ -85,11 +102,12 @@ struct LogCurve {
   uint32_t base, field;  // what is added to a code in its place, and that place
 
   // A block whose mean counts as zero has the mean itself for all values.
-  static STQ_INLINE LogCurve of(float scale, const State& state) {
+  static STQ_INLINE LogCurve of(float scale, const State& state) { return of(scale, reciprocal(scale), state); }
+  static STQ_INLINE LogCurve of(float scale, float inverse, const State& state) {
     const uint32_t lowest = uint32_t(kOne + int32_t(state.lo) * (1 << kMantissa));
     const int32_t shift = kMantissa + int32_t(state.log2_step);
     const bool flat = scale < kTiny;
-    return {scale, reciprocal(scale), count_of(shift),
+    return {scale, inverse, count_of(shift),
             lowest, 1u << (shift - 1), lowest + (1u << shift) - 1,
             flat ? uint32_t(kOne) : lowest, flat ? 0u : ((1u << bits) - 1) << shift};
   }
@@ -102,7 +120,7 @@ struct LogCurve {
     if constexpr (bits == 0) return Int<F>{};
     else return encode_bits<F>(value, random);
   }
-  // A code, or for one bit the mask of those that are 1.
+  // A code, which may be below 0 or above the last, or for one bit the mask of those that are 1.
   template <class F>
   STQ_INLINE auto encode_bits(F value, Word<F> random) const {
     // Sums of unsigned words may wrap, as those of the reference do.
@@ -112,20 +130,12 @@ struct LogCurve {
       if constexpr (bits == 1) {
         return above(as<Int<F>>(drawn), as<Int<F>>(last - pattern));
       } else {
-        const Word<F> past = as<Word<F>>(larger(as<Int<F>>(pattern - lowest), 0));
-        return limited(shifted_down(as<Int<F>>(past + drawn), shift));
+        return shifted_down(as<Int<F>>((pattern - lowest) + drawn), shift);
       }
     } else if constexpr (bits == 1) {
       return at_least(as<Int<F>>(pattern - lowest), Int<F>{} + int32_t(half));
     } else {
-      const Int<F> rounded = larger(as<Int<F>>(pattern + (half - lowest)), int32_t(half));
-      return limited(shifted_down(rounded, shift));
+      return shifted_down(as<Int<F>>(pattern + (half - lowest)), shift);
     }
-  }
-  // The last code at most; where codes are bytes, storing them sees to that.
-  template <class I>
-  static STQ_INLINE I limited(I code) {
-    if constexpr (bits == 8) return code;
-    else return smaller(code, (1 << bits) - 1);
   }
 };

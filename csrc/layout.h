@@ -7,7 +7,7 @@
 namespace stquant {
 
 // Elements worked on at a time: some blocks, or a larger one. Enough that the blocks of a chunk hide
-// each other's latencies, few enough that the memory is kept busy while they are worked on.
+// each other's latencies, few enough that the nearest cache holds what is worked on.
 constexpr int kChunk = 512;
 constexpr int kMinBlock = 32;
 constexpr int kMaxBlock = 1024;

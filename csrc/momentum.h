@@ -2,35 +2,31 @@
 //
 // Included inside the namespace of one instruction set, after chunks.h.
 
+// Floats after a buffer, lest addresses in the next have the lower 12 bits of addresses in this one:
+// the processor would take a load from there for one of what was stored here.
+constexpr int kApart = 272;
+
 // Buffers of one chunk; a short block is padded with zeros to a full one.
 struct Buffers {
-  alignas(64) float weight[kBuffer];
-  alignas(64) float grad[kBuffer];
-  alignas(64) float first[kBuffer];
-  alignas(64) float second[kBuffer];
+  alignas(64) float weight[kBuffer + kApart];
+  alignas(64) float grad[kBuffer + kApart];
+  alignas(64) float first[kBuffer + kApart];
+  alignas(64) float second[kBuffer + kApart];
+  alignas(64) float denominator[kBuffer + kApart];
   alignas(64) uint32_t random[kBuffer];
+  alignas(16) float scales[kMaxBlocks];
   Extreme extremes[kMaxBlocks];  // of the momentum in `first`
-  float scales[kMaxBlocks];
   float squares[kMaxBlocks];  // sums over the gradients
+  // Of four blocks at once: what scales are made of, lane by lane, and by what their values are encoded.
+  Wide square_lanes[4][16 / kWide] = {};
+  Extremes<Wide> extreme_lanes[4];
+  alignas(16) float inverses[4];
   bool bad[kBuffer];  // elements that must not reach a packed state
 };
 
-constexpr int kAhead = 4 * kChunk;  // bytes: the next chunk; farther takes longer by measurements
-
-// The gradients and weights of later blocks, fetched while one is worked on.
-struct Ahead {
-  const char *grad, *weight;
-
-  static STQ_INLINE Ahead of(const float* grad, const float* weight) {
-    return {reinterpret_cast<const char*>(grad) + kAhead, reinterpret_cast<const char*>(weight) + kAhead};
-  }
-
-  // Fetches what holds the elements from `i` on; a line of 64 bytes holds 16 of them in fp32.
-  STQ_INLINE void fetch(int i) const {
-    __builtin_prefetch(grad + 4 * i);
-    __builtin_prefetch(weight + 4 * i, 1);
-  }
-};
+// Fetches what holds the elements from `x` on; a line of 64 bytes holds 16 of them in fp32.
+static STQ_INLINE void fetch(const float* x) { __builtin_prefetch(x); }
+static STQ_INLINE void fetch_to_change(const float* x) { __builtin_prefetch(x, 1); }
 
 static STQ_INLINE float* load_grad(const Item& item, const Chunk& chunk, const float* weight, float decay, float* buffer) {
   float* grad = view_tensor(item.grad, item.grad_dtype, chunk, buffer);

@@ -49,7 +49,7 @@ struct BlockNoise {
       store(block.vectors + v, ((index ^ noise.flip) & ~kPlaces) * Noise::kFirst);
     }
     // From memory they are spread at no cost; compilers would keep them in a vector instead.
-    if constexpr (kWide == kLanes) __asm__("" : "+m"(block.vectors));
+    __asm__("" : "+m"(block.vectors));
     block.add = noise.add;
     return block;
   }

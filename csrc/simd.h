@@ -36,6 +36,15 @@ static STQ_INLINE HalfWords lower(Words x) { return (HalfWords)lower((Ints)x); }
 static STQ_INLINE HalfWords upper(Words x) { return (HalfWords)upper((Ints)x); }
 #endif
 
+// Vectors of 4, one element for each block of a chunk.
+#if STQ_LANES == 4
+typedef Floats Four;
+typedef Ints FourInts;
+#else
+typedef HalfFloats Four;
+typedef HalfInts FourInts;
+#endif
+
 template <class F>
 struct Types;
 template <>
@@ -50,6 +59,13 @@ struct Types<Floats> {
   using Word = Words;
   using Mask = FloatsMask;
 };
+#if defined(__AVX2__)
+template <>
+struct Types<HalfFloats> {
+  using Int = HalfInts;
+  using Word = HalfWords;
+};
+#endif
 template <class F>
 using Int = typename Types<F>::Int;
 template <class F>
@@ -111,21 +127,13 @@ static STQ_INLINE void store_planes(uint8_t* planes, int stride, uint32_t x) {
 #pragma GCC unroll 4
   for (int p = 0; p < count; ++p) planes[p * stride] = uint8_t(x >> (8 * p));
 }
+#if !defined(__AVX2__)
 template <int count>
 static STQ_INLINE void store_planes(uint8_t* planes, int stride, Words x) {
-#if defined(__AVX2__)
-  typedef int64_t Quads __attribute__((vector_size(32)));
-  // Sort the bytes by plane within each half, then bring the halves of a plane together.
-  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-  const __m256i halves = _mm256_shuffle_epi8((__m256i)x, order);
-  const Quads sorted = (Quads)_mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-#pragma GCC unroll 4
-  for (int p = 0; p < count; ++p) store(planes + p * stride, int64_t(sorted[p]));
-#else
 #pragma GCC unroll 4
   for (int p = 0; p < count; ++p) store(planes + p * stride, __builtin_convertvector(x >> (8 * p), Bytes));
-#endif
 }
+#endif
 
 static STQ_INLINE float select(bool mask, float a, float b) { return mask ? a : b; }
 static STQ_INLINE int32_t select(bool mask, int32_t a, int32_t b) { return mask ? a : b; }
@@ -179,26 +187,6 @@ static STQ_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 static STQ_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 static STQ_INLINE Words larger(Words a, Words b) { return a > b ? a : b; }
 #endif
-
-// Stores words as bytes, those of the next vector `stride` bytes on; words from 255 to 2^31 become 255.
-static STQ_INLINE void store_codes(uint8_t* p, int stride, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  const auto byte = [](uint32_t x) { return uint8_t(smaller(int32_t(x), 255)); };
-  p[0] = byte(a), p[stride] = byte(b), p[2 * stride] = byte(c), p[3 * stride] = byte(d);
-}
-static STQ_INLINE void store_codes(uint8_t* p, int stride, Words a, Words b, Words c, Words d) {
-#if defined(__AVX2__)
-  typedef int64_t Quads __attribute__((vector_size(32)));
-  // Packing keeps the halves of vectors apart.
-  const __m256i low = _mm256_packs_epi32((__m256i)a, (__m256i)b), high = _mm256_packs_epi32((__m256i)c, (__m256i)d);
-  const __m256i halves = _mm256_packus_epi16(low, high);
-  const Quads sorted = (Quads)_mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) store(p + i * stride, int64_t(sorted[i]));
-#else
-  const auto bytes = [](Words x) { return __builtin_convertvector(smaller(as<Ints>(x), Ints{} + 255), Bytes); };
-  store(p, bytes(a)), store(p + stride, bytes(b)), store(p + 2 * stride, bytes(c)), store(p + 3 * stride, bytes(d));
-#endif
-}
 
 // `x` with the sign of `like`; only 0 may be given that of 0.
 static STQ_INLINE int32_t signed_as(int32_t x, int32_t like) { return like < 0 ? -x : x; }

@@ -53,27 +53,6 @@ static STQ_INLINE void load_planes(const uint8_t* planes, int stride, WideWords&
     x |= plane << (8 * p);
   }
 }
-template <int count>
-static STQ_INLINE void store_planes(uint8_t* planes, int stride, WideWords x) {
-  if constexpr (count == 1) return _mm_storeu_si128((__m128i*)planes, _mm512_cvtepi32_epi8((__m512i)x));
-  const __m512i sorted = words_turned(quarters_turned((__m512i)x));
-  if (count == 4 && stride == kWide) return _mm512_storeu_si512(planes, sorted);
-  _mm_storeu_si128((__m128i*)planes, _mm512_castsi512_si128(sorted));
-  if (count > 1) _mm_storeu_si128((__m128i*)(planes + stride), _mm512_extracti32x4_epi32(sorted, 1));
-  if (count > 2) _mm_storeu_si128((__m128i*)(planes + 2 * stride), _mm512_extracti32x4_epi32(sorted, 2));
-  if (count > 3) _mm_storeu_si128((__m128i*)(planes + 3 * stride), _mm512_extracti32x4_epi32(sorted, 3));
-}
-
-static STQ_INLINE void store_codes(uint8_t* p, int stride, WideWords a, WideWords b, WideWords c, WideWords d) {
-  const __m512i low = _mm512_packs_epi32((__m512i)a, (__m512i)b), high = _mm512_packs_epi32((__m512i)c, (__m512i)d);
-  const __m512i sorted = words_turned(_mm512_packus_epi16(low, high));
-  if (stride == kWide) return _mm512_storeu_si512(p, sorted);
-  _mm_storeu_si128((__m128i*)p, _mm512_castsi512_si128(sorted));
-  _mm_storeu_si128((__m128i*)(p + stride), _mm512_extracti32x4_epi32(sorted, 1));
-  _mm_storeu_si128((__m128i*)(p + 2 * stride), _mm512_extracti32x4_epi32(sorted, 2));
-  _mm_storeu_si128((__m128i*)(p + 3 * stride), _mm512_extracti32x4_epi32(sorted, 3));
-}
-
 static STQ_INLINE Wide select(WideInts mask, Wide a, Wide b) { return mask ? a : b; }
 static STQ_INLINE WideInts select(WideInts mask, WideInts a, WideInts b) { return mask ? a : b; }
 static STQ_INLINE WideWords select(WideInts mask, WideWords a, WideWords b) { return mask ? a : b; }
@@ -113,4 +92,38 @@ static STQ_INLINE Wide look_up(const float (&values)[16], WideInts index) {
 template <int bits>
 static STQ_INLINE Wide look_up(const float (&values)[32], WideInts index) {
   return (Wide)_mm512_permutex2var_ps(_mm512_load_ps(values), (__m512i)index, _mm512_load_ps(values + 16));
+}
+
+// The one that is farther from zero, the positive one of two; NaN only if both are.
+static STQ_INLINE Wide farther(Wide a, Wide b) { return (Wide)_mm512_range_ps((__m512)a, (__m512)b, 7); }
+
+// The lower or upper halves of two vectors.
+template <int upper>
+static STQ_INLINE Wide halves(Wide a, Wide b) {
+  return (Wide)_mm512_shuffle_f32x4((__m512)a, (__m512)b, upper ? 0xEE : 0x44);
+}
+// Every other quarter of two vectors, from the first or the second on.
+template <int odd>
+static STQ_INLINE Wide quarters(Wide a, Wide b) {
+  return (Wide)_mm512_shuffle_f32x4((__m512)a, (__m512)b, odd ? 0xDD : 0x88);
+}
+// In every quarter, elements i0, i1, ... of it.
+template <int i0, int i1, int i2, int i3>
+static STQ_INLINE Wide within(Wide x) {
+  return (Wide)_mm512_permute_ps((__m512)x, i0 | i1 << 2 | i2 << 4 | i3 << 6);
+}
+// The first element of every quarter.
+static STQ_INLINE HalfFloats firsts(Wide x) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  return (HalfFloats)_mm512_castps512_ps128(_mm512_permutexvar_ps(order, (__m512)x));
+}
+
+// What `join` makes of the 16 elements of each vector, by the halving tree.
+template <class Join>
+static STQ_INLINE HalfFloats reduced(Wide a, Wide b, Wide c, Wide d, Join join) {
+  const Wide ab = join(halves<0>(a, b), halves<1>(a, b)), cd = join(halves<0>(c, d), halves<1>(c, d));
+  Wide all = join(quarters<0>(ab, cd), quarters<1>(ab, cd));
+  all = join(all, within<2, 3, 0, 1>(all));
+  all = join(all, within<1, 0, 3, 2>(all));
+  return firsts(all);
 }

@@ -2,6 +2,7 @@
 // clang-format off: the order matters, each header builds on those before
 #include "../simd.h"
 #include "../curves.h"
+#include "../bytes.h"
 #include "../packing.h"
 #include "../random.h"
 #include "../codec.h"
