@@ -78,7 +78,7 @@ static void sum_squares(const Chunk& chunk, const float* grad, Buffers& buffers)
 // Updates the squares from codes to codes and takes the early roots; the other squares stay in `buffers.second`.
 template <int bits, bool noisy>
 static void pass_squares(const State& second, const Chunk& chunk, const AdamConstants& c, const float* grad,
-                         Buffers& buffers) {
+                         const float* weight, Buffers& buffers) {
   const WeightMove move = WeightMove::of(c);
   const Wide rest = fixed<Wide>(c.beta2_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
@@ -89,7 +89,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
     const Curve curve = Curve::of(scale, buffers.inverses[b], second);
     const auto noise = BlockNoise<kPassBlock, noisy>::of(second.key, chunk.index[b]);
     uint8_t* planes = static_cast<uint8_t*>(second.data) + bits * chunk.lane[b];
-    const float* g = grad + b * kPassBlock;
+    const float *g = grad + b * kPassBlock, *w = weight + b * kPassBlock;
     float *v = buffers.second + b * kPassBlock, *denominator = buffers.denominator + b * kPassBlock;
 #pragma GCC unroll 4
     for (int l = 0; l < kPassLanes; l += kWide) {
@@ -98,6 +98,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
       each_code([&](auto code) __attribute__((always_inline)) {
         constexpr int j = decltype(code)::j;
         const int i = l + j * kPassLanes;
+        if (l == 0) fetch_to_change(w + i);
         const Wide grad_i = load<Wide>(g + i);
         const Wide value = share.decode(x.template get<j>()) + rest * (grad_i * grad_i);
         y.template put<j>(curve.template encode<Wide>(value, noise.draw(i)));
@@ -112,7 +113,7 @@ static void pass_squares(const State& second, const Chunk& chunk, const AdamCons
 // Updates the momentum into `buffers.first`, finds the extremes of each block, and takes the other roots.
 template <class Curve>
 static void pass_momentum(const State& first, const Chunk& chunk, const AdamConstants& c, const float* grad,
-                          const float* weight, Buffers& buffers) {
+                          Buffers& buffers) {
   const WeightMove move = WeightMove::of(c);
   const Wide rest = fixed<Wide>(c.beta1_rest);
   for (int b = 0; b < chunk.blocks; ++b) {
@@ -128,7 +129,6 @@ static void pass_momentum(const State& first, const Chunk& chunk, const AdamCons
         constexpr int j = decltype(code)::j;
         const int i = l + j * kPassLanes;
         const Wide momentum = share.decode(x.template get<j>()) + rest * load<Wide>(g + i);
-        if (l == 0) fetch_to_change(weight + b * kPassBlock + i);
         store(m + i, momentum);
         extremes.add(momentum);
         if constexpr (j >= kEarlyRoots) store(denominator + i, move.denominator(load<Wide>(v + i)));
@@ -173,8 +173,8 @@ static void pass_weights(const State& first, const Chunk& chunk, const AdamConst
   }
 }
 
-using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, Buffers&);
-using MomentumPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, const float*, Buffers&);
+using SquaresPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, const float*, Buffers&);
+using MomentumPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, Buffers&);
 using WeightsPass = void (*)(const State&, const Chunk&, const AdamConstants&, const float*, float*, const Buffers&);
 
 template <bool noisy>
@@ -230,8 +230,8 @@ struct AdamPasses {
     if (!momentum || !chunk.full || (second.stochastic && !draws_by_vector(chunk))) return false;
     sum_squares(chunk, grad, buffers);
     if (!find_means(first, second, chunk, c, buffers)) return false;
-    squares(second, chunk, c, grad, buffers);
-    momentum(first, chunk, c, grad, weight, buffers);
+    squares(second, chunk, c, grad, weight, buffers);
+    momentum(first, chunk, c, grad, buffers);
     find_scales(first, buffers);
     weights(first, chunk, c, grad, weight, buffers);
     return true;
