@@ -5,10 +5,11 @@ of the same minutes; each figure is the median over the rounds of the CPU time t
 used, so that waiting for the core does not count; those far slower than torch's take two turns. No
 speed is printed unless the compiled kernels equal the reference first. Writes `results/cpu_step.json`,
 which holds one record for each kind of machine; a run replaces the tables that it measures of its own.
-Other packages have a row each if they are installed. Threads that wait must not spin, because that
-would count.
+Other packages have a row each if they are installed. Single parameters of several sizes follow, as
+torch's time depends on how its four tensors lie in memory. Threads that wait must not spin, because
+that would count.
 Run: OMP_WAIT_POLICY=passive PYTHONPATH=. python benchmarks/cpu_step.py [--rounds 7] [--threads 1 2]
-    [--isa avx2 scalar] [--models large gpt2] [--contenders ours others]
+    [--isa avx2 scalar] [--models large gpt2] [--contenders ours others sizes]
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ OTHERS = {
 
 PACKAGES = ("deepspeed", "torchao", "bitsandbytes")
 
+SIZES = (8, 16, 24, 32, 48, 64, 80, 96)
+"""Millions (2^20) of elements of one parameter."""
+
+SIZED = ("2 + 0 bits", "4 bits", "8 bits, stochastic v")
+"""The pairs that are measured at every size: the narrowest, one that rounds to nearest, the slowest."""
+
 SLOW = 2.5
 """Times torch's fused step beyond which two turns will do."""
 
@@ -98,7 +105,7 @@ def parameters(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
 
 def floor(shapes: list[tuple[int, ...]]) -> Callable[[], None]:
     """Read and write the bytes of a 4-bit step with next to no arithmetic: weights, gradients, codes."""
-    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    elements = count(shapes)
     weight, grad = torch.zeros(elements), torch.zeros(elements)
     codes = torch.zeros(elements // 8, dtype=torch.int64)
 
@@ -121,10 +128,28 @@ def ours(shapes: list[tuple[int, ...]], isas: list[str]) -> Steps:
         "byte floor, 4 bits": floor(shapes),
     }
     for isa in isas:
-        for name, (first, second) in PAIRS.items():
-            optimizer = stquant.AdamW(shared, policy=stquant.Fixed(exp_avg=first, exp_avg_sq=second))
-            steps[f"{isa}, {name}"] = lambda isa=isa, step=optimizer.step: (cpu.use(isa), step())  # type: ignore[misc]
+        for name in PAIRS:
+            steps[f"{isa}, {name}"] = packed(shared, isa, name)
     return steps
+
+
+def packed(shared: list[torch.nn.Parameter], isa: str, name: str) -> Callable[[], None]:
+    """Return our step with the pair of that name on an instruction set."""
+    first, second = PAIRS[name]
+    optimizer = stquant.AdamW(shared, policy=stquant.Fixed(exp_avg=first, exp_avg_sq=second))
+
+    def step() -> None:
+        cpu.use(isa)
+        optimizer.step()
+
+    return step
+
+
+def sized(millions: int, isa: str) -> Steps:
+    """Return torch's fused step and a few of ours on one parameter."""
+    shared = parameters([(millions << 10, 1024)])
+    steps: Steps = {"torch fused": torch.optim.AdamW(shared, fused=True).step}
+    return steps | {name: packed(shared, isa, name) for name in SIZED}
 
 
 def others(shapes: list[tuple[int, ...]]) -> tuple[Steps, dict[str, str]]:
@@ -176,12 +201,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--isa", nargs="+", default=cpu.instruction_sets())
     parser.add_argument("--models", nargs="+", default=["large", "gpt2"])
-    parser.add_argument("--contenders", nargs="+", default=["ours", "others"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--contenders", nargs="+", default=["ours", "others", "sizes"])
     parser.add_argument("--out", type=Path, default=TARGET)
     options = parser.parse_args()
     check_parity(options.isa)
-    models = {"large": [(options.millions << 10, 1024)], "gpt2": gpt2_shapes()}
-    names = {"large": f"{options.millions}M elements", "gpt2": "GPT-2 124M"}
+    every = {
+        "large": (f"{options.millions}M elements", [(options.millions << 10, 1024)]),
+        "gpt2": ("GPT-2 124M", gpt2_shapes()),
+    }
+    models = [every[model] for model in options.models]
     conditions = {
         "processor": processor(),
         "instruction_sets": cpu.instruction_sets(),
@@ -192,17 +221,18 @@ def main() -> None:
         "rounds": options.rounds,
     }
 
-    def record(model: str, contenders: str, threads: list[int], steps: Steps, missing: dict[str, str]) -> None:
+    def record(
+        model: str, elements: int, contenders: str, threads: list[int], steps: Steps, missing: dict[str, str]
+    ) -> None:
         """Measure, print and write a table for each number of threads."""
-        elements = sum(torch.Size(shape).numel() for shape in models[model])
         before = os.getloadavg()[0]
         found = measure(steps, options.rounds, elements, threads)
         load = {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)}
-        for count, rows in found.items():
+        for number, rows in found.items():
             table = {
-                "model": names[model],
+                "model": model,
                 "contenders": contenders,
-                "threads": count,
+                "threads": number,
                 "load_average": load,
                 "wait_policy": os.environ.get("OMP_WAIT_POLICY"),
                 "rows": rows,
@@ -211,13 +241,21 @@ def main() -> None:
             show(table)
             write(options.out, conditions, table)
 
-    for model in options.models:
-        if "ours" in options.contenders:
-            record(model, "ours", options.threads, ours(models[model], options.isa), {})
+    if "ours" in options.contenders:
+        for model, shapes in models:
+            record(model, count(shapes), "ours", options.threads, ours(shapes, options.isa), {})
     cpu.use(options.isa[0])
-    for model in options.models:
-        if "others" in options.contenders:
-            record(model, "others", options.threads[:1], *others(models[model]))
+    if "others" in options.contenders:
+        for model, shapes in models:
+            record(model, count(shapes), "others", options.threads[:1], *others(shapes))
+    if "sizes" in options.contenders:
+        for millions in options.sizes:
+            steps = sized(millions, options.isa[0])
+            record(f"{millions}M elements", millions << 20, "sizes", options.threads[:1], steps, {})
+
+
+def count(shapes: list[tuple[int, ...]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
 
 
 def show(table: dict[str, Any]) -> None:

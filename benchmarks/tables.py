@@ -7,6 +7,7 @@ Run: make tables; with --check nothing is written and the exit status says wheth
 
 import functools
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -297,9 +298,10 @@ def cpu_step() -> str:
 
 
 def _cpu_step(machine: dict[str, Any]) -> str:
-    columns = {(part["model"], part["threads"]): {} for part in machine["tables"]}
+    parts = [part for part in machine["tables"] if part["contenders"] != "sizes"]
+    columns = {(part["model"], part["threads"]): {} for part in parts}
     rows: dict[tuple[str, str], dict[Any, str]] = {}
-    for part in machine["tables"]:
+    for part in parts:
         column = (part["model"], part["threads"])
         kind = "" if part["contenders"] == "ours" else "beside other packages, "
         for row in part["rows"]:
@@ -311,6 +313,26 @@ def _cpu_step(machine: dict[str, Any]) -> str:
     sets = ", ".join(conditions.get("instruction_sets", []))
     caption = f"**{conditions['processor']}**, {sets + ', ' if sets else ''}torch {conditions['torch']}:"
     return f"{caption}\n\n{table(head, body)}"
+
+
+def cpu_sizes() -> str:
+    """Time of a step on one parameter by its size, for the machines where that was measured."""
+    tables = []
+    for machine in load("cpu_step")["machines"]:
+        parts = [part for part in machine["tables"] if part["contenders"] == "sizes"]
+        if not parts:
+            continue
+        rows = [
+            [part["model"], f"{part['rows'][0]['ns_per_element']:.2f} ns"]
+            + [f"{row['ns_per_element']:.2f} ns, {row['ratio']:.2f}" for row in part["rows"][1:]]
+            for part in parts
+        ]
+        ratios = [[row["ratio"] for row in part["rows"][1:]] for part in parts]
+        rows.append(["median ratio", "", *(f"{statistics.median(column):.2f}" for column in zip(*ratios, strict=True))])
+        caption = f"**{machine['conditions']['processor']}**, {machine['conditions']['instruction_sets'][0]}, 1 thread:"
+        head = ["one parameter", *(row["name"] for row in parts[0]["rows"])]
+        tables.append(f"{caption}\n\n{table(head, rows)}")
+    return "\n".join(tables)
 
 
 def adaptive() -> str:
@@ -342,6 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "adaptive": adaptive,
     "cpu-step": cpu_step,
+    "cpu-sizes": cpu_sizes,
     "calibration-size": calibration_size,
     "calibration-all": lambda: calibration_selections("states and formats"),
     "calibration-tensors": lambda: calibration_selections("tensors"),
