@@ -6,10 +6,10 @@ used, so that waiting for the core does not count; those far slower than torch's
 speed is printed unless the compiled kernels equal the reference first. Writes `results/cpu_step.json`,
 which holds one record for each kind of machine; a run replaces the tables that it measures of its own.
 Other packages have a row each if they are installed. Single parameters of several sizes follow, as
-torch's time depends on how its four tensors lie in memory. Threads that wait must not spin, because
+torch's time differs from one allocation of its four tensors to the next. Threads that wait must not spin, because
 that would count.
 Run: OMP_WAIT_POLICY=passive PYTHONPATH=. python benchmarks/cpu_step.py [--rounds 7] [--threads 1 2]
-    [--isa avx2 scalar] [--models large gpt2] [--contenders ours others sizes]
+    [--isa avx2 scalar] [--models large gpt2] [--contenders ours others sizes] [--sizes 8 64]
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def packed(shared: list[torch.nn.Parameter], isa: str, name: str) -> Callable[[]
 
 
 def sized(millions: int, isa: str) -> Steps:
-    """Return torch's fused step and a few of ours on one parameter."""
+    """Return torch's fused step and a few of ours, with the best instruction set, on one parameter."""
     shared = parameters([(millions << 10, 1024)])
     steps: Steps = {"torch fused": torch.optim.AdamW(shared, fused=True).step}
     return steps | {name: packed(shared, isa, name) for name in SIZED}
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=["ours", "others", "sizes"])
     parser.add_argument("--out", type=Path, default=TARGET)
     options = parser.parse_args()
-    check_parity(options.isa)
+    check_parity(cpu.instruction_sets())
     every = {
         "large": (f"{options.millions}M elements", [(options.millions << 10, 1024)]),
         "gpt2": ("GPT-2 124M", gpt2_shapes()),
@@ -250,7 +250,7 @@ def main() -> None:
             record(model, count(shapes), "others", options.threads[:1], *others(shapes))
     if "sizes" in options.contenders:
         for millions in options.sizes:
-            steps = sized(millions, options.isa[0])
+            steps = sized(millions, cpu.instruction_sets()[0])
             record(f"{millions}M elements", millions << 20, "sizes", options.threads[:1], steps, {})
 
 

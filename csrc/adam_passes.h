@@ -247,19 +247,14 @@ struct AdamPasses {
     const Four sum = reduced_sums(buffers.square_lanes);
     const FourInts good = (sum <= kLargestSquare) & (absolute(load<Four>(scales)) <= kLargestSquare);
     const Four mean = c.beta2 * load<Four>(means) + c.beta2_rest * (sum / float(kPassBlock));
-    store(buffers.scales, mean), store(buffers.inverses, inverse(1.0f, mean));
+    store(buffers.scales, mean), store(buffers.inverses, inverse_of(mean));
     return good[0] & good[1] & good[2] & good[3];
   }
 
   // Finds the scales that the momentum will have.
   static STQ_INLINE void find_scales(const State& first, Buffers& buffers) {
-    const FourInts sign = FourInts{} + (first.family == kDynamic ? -1 : 0x7FFFFFFF);
-    const Four farthest = reduced_extremes(buffers.extreme_lanes);
-    const Four scale = as<Four>(as<FourInts>(farthest) & sign & (absolute(farthest) >= kTiny));
-    store(buffers.scales, scale), store(buffers.inverses, inverse(encoded_span(first), scale));
-  }
-
-  static STQ_INLINE Four inverse(float span, Four scale) {
-    return as<Four>(as<FourInts>(span / scale) & (absolute(scale) >= kTiny));
+    const Four scale = signed_scale(first, reduced_extremes(buffers.extreme_lanes));
+    const float span = first.family == kMulaw ? mulaw_span(int(first.bits)) : 1.0f;
+    store(buffers.scales, scale), store(buffers.inverses, inverse_of(scale, span));
   }
 };

@@ -165,6 +165,8 @@ struct Extreme {
   int32_t top, bottom;
 
   STQ_INLINE int32_t largest() const { return larger(top, bottom); }
+  // The value itself, the positive one of two.
+  STQ_INLINE float farthest() const { return top < bottom ? -as<float>(bottom) : as<float>(top); }
 };
 
 // Finds them lane by lane. As unsigned words negative values are larger than positive ones.
@@ -213,17 +215,14 @@ static STQ_INLINE Four reduced_extremes(const Extremes<Wide> (&x)[4]) {
   return reduced(x[0].farthest, x[1].farthest, x[2].farthest, x[3].farthest, farther);
 #else
   Four farthest;
-  for (int b = 0; b < 4; ++b) {
-    const Extreme extreme = x[b].reduced();
-    farthest[b] = extreme.top < extreme.bottom ? -as<float>(extreme.bottom) : as<float>(extreme.top);
-  }
+  for (int b = 0; b < 4; ++b) farthest[b] = x[b].reduced().farthest();
   return farthest;
 #endif
 }
 
-// Scale of a signed block from its extremes.
-static STQ_INLINE float signed_scale(const State& state, Extreme extreme) {
-  const float largest = as<float>(extreme.largest());
-  if (largest < kTiny) return 0.0f;
-  return state.family == kDynamic && extreme.top < extreme.bottom ? -largest : largest;
+// Scale of a signed block, or of several, from the value that is farthest from zero.
+template <class F>
+static STQ_INLINE F signed_scale(const State& state, F farthest) {
+  const F size = absolute(farthest), scale = state.family == kDynamic ? farthest : size;
+  return size < kTiny ? F{} : scale;
 }

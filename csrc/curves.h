@@ -12,12 +12,13 @@ constexpr int32_t kInfinity = 0x7F800000;
 // A curve is prepared for one block from its scale and then maps values to codes and back. What it
 // decodes may have any bits above those of the code.
 
-static STQ_INLINE float reciprocal(float scale) { return absolute(scale) >= kTiny ? 1.0f / scale : 0.0f; }
-
-// What the values of a signed block are multiplied by to encode them is this by the scale.
-static STQ_INLINE float encoded_span(const State& state) {
-  return state.family == kDynamic ? 1.0f : 4.5f - 16.0f / float(1 << state.bits);
+// What values are multiplied by to encode them; `span` is the largest that becomes of them, 1 but for MULAW.
+template <class F>
+static STQ_INLINE F inverse_of(F scale, float span = 1.0f) {
+  return absolute(scale) >= kTiny ? span / scale : F{};
 }
+
+constexpr float mulaw_span(int bits) { return 4.5f - 16.0f / float(1 << bits); }
 
 template <int kBits>
 struct DynamicCurve {
@@ -31,7 +32,7 @@ struct DynamicCurve {
   static STQ_INLINE DynamicCurve of(float scale, float inverse) {
     return {scale, inverse, Table<8>::of(bits == 2 ? levels2 : levels3, scale)};
   }
-  static STQ_INLINE DynamicCurve of(float scale, const State&) { return of(scale, reciprocal(scale)); }
+  static STQ_INLINE DynamicCurve of(float scale, const State&) { return of(scale, inverse_of(scale)); }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
     if constexpr (bits == 0) return F{} * scale;
@@ -65,14 +66,14 @@ template <int kBits>
 struct MulawCurve {
   static constexpr int bits = kBits;
   static constexpr bool symmetric = true;  // the upper bit of a code is the sign
-  static constexpr float span = 4.5f - 16.0f / (1 << bits);
+  static constexpr float span = mulaw_span(bits);
   static constexpr int32_t bias = 0x3FC00000;  // 1.5
   static constexpr int shift = kMantissa - (bits - 2);
   static constexpr int32_t sign_bit = 1 << (bits - 1);
   float scale, unit, stretch;
 
   static STQ_INLINE MulawCurve of(float scale, float stretch) { return {scale, scale / span, stretch}; }
-  static STQ_INLINE MulawCurve of(float scale, const State&) { return of(scale, scale < kTiny ? 0.0f : span / scale); }
+  static STQ_INLINE MulawCurve of(float scale, const State&) { return of(scale, inverse_of(scale, span)); }
   template <class F>
   STQ_INLINE F decode(Int<F> code) const {
     const F value = (as<F>(bias + ((code & (sign_bit - 1)) << shift)) - 1.5f) * unit;
@@ -102,7 +103,7 @@ struct LogCurve {
   uint32_t base, field;  // what is added to a code in its place, and that place
 
   // A block whose mean counts as zero has the mean itself for all values.
-  static STQ_INLINE LogCurve of(float scale, const State& state) { return of(scale, reciprocal(scale), state); }
+  static STQ_INLINE LogCurve of(float scale, const State& state) { return of(scale, inverse_of(scale), state); }
   static STQ_INLINE LogCurve of(float scale, float inverse, const State& state) {
     const uint32_t lowest = uint32_t(kOne + int32_t(state.lo) * (1 << kMantissa));
     const int32_t shift = kMantissa + int32_t(state.log2_step);

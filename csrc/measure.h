@@ -130,7 +130,7 @@ static void try_format(const State& format, const Trial& x, const float* value, 
   if (format.family != kLog) {
     Extremes<Floats> extremes;
     for (int i = 0; i < x.block; i += kLanes) extremes.add(load<Floats>(value + i));
-    scale = signed_scale(format, extremes.reduced());
+    scale = signed_scale(format, extremes.reduced().farthest());
   }
   State state = format;
   state.data = planes, state.scales = &scale;

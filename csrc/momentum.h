@@ -57,7 +57,7 @@ static STQ_INLINE bool store_momentum(const State& state, const Chunk& chunk, Bu
                                       const Prepayment& prepayment, bool may_prepay = true) {
   if (!state.packed()) return store_tensor(state.data, kFloat32, chunk, buffers.first), false;
   for (int b = 0; b < chunk.blocks; ++b)
-    state.scales[chunk.first + b] = buffers.scales[b] = signed_scale(state, buffers.extremes[b]);
+    state.scales[chunk.first + b] = buffers.scales[b] = signed_scale(state, buffers.extremes[b].farthest());
   const bool prepays = may_prepay && state.prepay;
   const EncodeChunk encode = prepays ? signed_encoder<true>(state) : signed_encoder<false>(state);
   encode(state, chunk, buffers.scales, buffers.first, nullptr, prepayment);

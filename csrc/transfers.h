@@ -28,7 +28,7 @@ static void encode_values(const State& state, const Chunk& chunk, float* values)
     } else {
       Extremes<Floats> extremes;
       for (int i = 0; i < chunk.block; i += kLanes) extremes.add(load<Floats>(x + i));
-      scales[b] = signed_scale(state, extremes.reduced());
+      scales[b] = signed_scale(state, extremes.reduced().farthest());
     }
     state.scales[chunk.first + b] = scales[b];
   }
